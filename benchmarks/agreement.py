@@ -55,11 +55,13 @@ class Level:
     def row(self) -> str:
         cells = [f"| {self.protocol} | {self.concurrency} "]
         for figure in ("throughput", "median"):
-            ours, theirs = ([getattr(one, figure) for one in found] for found in (self.conch, self.peer))
+            ours, theirs = ([getattr(sample, figure) for sample in runs] for runs in (self.conch, self.peer))
             ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
             cells.append(f"| {statistics.median(ours):.0f} | {statistics.median(theirs):.0f} ")
             cells.append(f"| **{statistics.median(ratios):.3f}** | {min(ratios):.2f}–{max(ratios):.2f} ")
-        per_core = (statistics.median(one.throughput / one.cores for one in found) for found in (self.conch, self.peer))
+        per_core = (
+            statistics.median(sample.throughput / sample.cores for sample in runs) for runs in (self.conch, self.peer)
+        )
         cells += [f"| {rate:.0f} " for rate in per_core]
         return "".join(cells) + "|"
 
@@ -87,7 +89,7 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> fl
 
 
 def _seconds(tool: psutil.Process) -> float:
-    return sum(sum(one.cpu_times()[:2]) for one in [tool, *tool.children(recursive=True)])
+    return sum(sum(process.cpu_times()[:2]) for process in [tool, *tool.children(recursive=True)])
 
 
 def ask_conch(address: str, protocol: str, concurrency: int, seconds: float) -> Found:
@@ -145,15 +147,15 @@ def main() -> None:
     parser.add_argument("--protocols", nargs="*", default=["http", "grpc"])
     options = parser.parse_args()
 
-    levels = [Level(protocol, one) for protocol in options.protocols for one in options.levels]
+    levels = [Level(protocol, concurrency) for protocol in options.protocols for concurrency in options.levels]
     with server(options.server, options.model_ms) as running:
         for number in range(options.rounds):
             for level in levels:
                 address = running.http if level.protocol == "http" else running.grpc
                 tools: list[tuple[list[Found], Callable[..., Found]]]
                 tools = [(level.conch, ask_conch), (level.peer, ask_peer)]
-                for found, ask in tools if number % 2 == 0 else reversed(tools):
-                    found.append(ask(address, level.protocol, level.concurrency, options.seconds))
+                for runs, ask in tools if number % 2 == 0 else reversed(tools):
+                    runs.append(ask(address, level.protocol, level.concurrency, options.seconds))
                 print(f"round {number + 1}: {level.row()}", file=sys.stderr, flush=True)
 
     print(

@@ -87,24 +87,24 @@ def main() -> int:
         folder = Path(name)
         repository = build(folder)
         settings = _settings(arguments, repository)
-        found = [_search(settings, mode, folder / mode) for mode in arguments.modes]
-        _in_turns(settings, ModelRepository([repository]), found, arguments, folder)
-    heads = ["mode", "measurements", f"of {found[0].mode}'s", "time (s)", "found", "at", "infer/s", "ratio in turns"]
-    print(markdown([heads, *_rows(found)]))
-    for one in found:
-        print(f"\n{one.mode} found: {json.dumps(one.overrides)}")
+        searches = [_search(settings, mode, folder / mode) for mode in arguments.modes]
+        _in_turns(settings, ModelRepository([repository]), searches, arguments, folder)
+    heads = ["mode", "measurements", f"of {searches[0].mode}'s", "time (s)", "found", "at", "infer/s", "ratio in turns"]
+    print(markdown([heads, *_rows(searches)]))
+    for search in searches:
+        print(f"\n{search.mode} found: {json.dumps(search.overrides)}")
     return 0
 
 
 def _search(settings: AnalyzeSettings, mode: SearchMode, folder: Path) -> Found:
     counting = Counting(mode)
-    begun = monotonic()
-    one = replace(settings, run_config_search_mode=mode, export_path=folder, final_rounds=0)
-    with Profile(one, counting) as profile:
+    start = monotonic()
+    mode_settings = replace(settings, run_config_search_mode=mode, export_path=folder, final_rounds=0)
+    with Profile(mode_settings, counting) as profile:
         [outcome] = profile.run()
         best, point = _best(outcome)
         overrides = profile.changes(best.candidate)
-    return Found(mode, counting.points, monotonic() - begun, best, point, overrides, [])
+    return Found(mode, counting.points, monotonic() - start, best, point, overrides, [])
 
 
 def _best(outcome: SearchOutcome) -> tuple[CandidateResult, Point]:
@@ -116,40 +116,44 @@ def _best(outcome: SearchOutcome) -> tuple[CandidateResult, Point]:
 
 
 def _in_turns(
-    settings: AnalyzeSettings, repository: ModelRepository, found: Sequence[Found], arguments: argparse.Namespace,
+    settings: AnalyzeSettings, repository: ModelRepository, searches: Sequence[Found], arguments: argparse.Namespace,
     folder: Path,
 ) -> None:  # fmt: skip
     """Measure each result once in every round; the other servers are idle."""
     with ExitStack() as stack:
         measurements = []
-        for one in found:
+        for search in searches:
             server = stack.enter_context(
                 LocalServer(
-                    repository, [arguments.model], folder / f"{one.mode}.log", protocol=settings.client_protocol
+                    repository, [arguments.model], folder / f"{search.mode}.log", protocol=settings.client_protocol
                 )
             )
-            server.load(one.overrides)
+            server.load(search.overrides)
             plan = replace(plan_of(settings, arguments.model, server.address), trials=3)
-            measurements.append(stack.enter_context(Measurement(at_load(plan, one.point.load, rate=False))))
+            measurements.append(stack.enter_context(Measurement(at_load(plan, search.point.load, rate=False))))
         for _ in range(arguments.rounds):
-            for one, measurement in zip(found, measurements, strict=True):
-                one.again.append(measurement.measure(one.point.load).figures.throughput)
+            for search, measurement in zip(searches, measurements, strict=True):
+                search.again.append(measurement.measure(search.point.load).figures.throughput)
 
 
-def _rows(found: Sequence[Found]) -> list[list[str]]:
+def _rows(searches: Sequence[Found]) -> list[list[str]]:
     return [
         [
-            one.mode, str(one.points), f"{one.points / found[0].points:.2f}", f"{one.seconds:.0f}",
-            one.best.candidate.name, f"{one.point.load:g}", f"{sum(one.again) / len(one.again):.1f}",
-            "the same" if one.choice == found[0].choice else _ratio(one.again, found[0].again),
+            search.mode, str(search.points), f"{search.points / searches[0].points:.2f}", f"{search.seconds:.0f}",
+            search.best.candidate.name, f"{search.point.load:g}", f"{sum(search.again) / len(search.again):.1f}",
+            "the same" if search.choice == searches[0].choice else _ratio(search.again, searches[0].again),
         ]
-        for one in found
+        for search in searches
     ]  # fmt: skip
 
 
-def _ratio(one: Sequence[float], other: Sequence[float]) -> str:
+def _ratio(throughputs: Sequence[float], other: Sequence[float]) -> str:
     """Return the geometric mean of the ratios within rounds, and its 95 % confidence interval."""
-    logs = [math.log(here / there) for here, there in zip(one, other, strict=True) if here and there]
+    logs = [
+        math.log(throughput / reference)
+        for throughput, reference in zip(throughputs, other, strict=True)
+        if throughput and reference
+    ]
     if not logs:
         return "–"
     mean = sum(logs) / len(logs)

@@ -68,18 +68,18 @@ def latency(cluster: RayCluster, said: str, rounds: int, seconds: float) -> None
     print("Median latency (ms) of one request at a time:\n")
     print("| protocol | a replica's own port | the ingress | more |")
     print("|---|---|---|---|")
-    replica = next(one for one in cluster.replicas() if one.deployment == "identity")
+    replica = next(candidate for candidate in cluster.replicas() if candidate.deployment == "identity")
     for protocol in ("http", "grpc"):
         direct = str(getattr(replica, protocol)).partition("://")[2]
         ingress = next(iter(urls(said, protocol).values())).partition("://")[2]
         ways = [caller(protocol, address) for address in (direct, ingress)]
-        found: list[list[float]] = [[] for _ in ways]
+        durations: list[list[float]] = [[] for _ in ways]
         for way in ways:
             way()
         for _ in range(rounds * _TURNS):
-            for way, times in zip(ways, found, strict=True):
+            for way, times in zip(ways, durations, strict=True):
                 times += spend(way, seconds / _TURNS)
-        bare, through = (statistics.median(times) * 1e3 for times in found)
+        bare, through = (statistics.median(times) * 1e3 for times in durations)
         name = {"http": "HTTP", "grpc": "gRPC"}[protocol]
         print(f"| {name} | {bare:.2f} | {through:.2f} | **{through - bare:.2f}** |")
 
@@ -92,9 +92,9 @@ def throughput(deploy: Callable[[int], str], counts: Sequence[int], seconds: flo
         url = next(iter(urls(deploy(replicas), "http").values()))
         with Load([url], _CALLERS * replicas, _SLEEP) as load:
             load.more(replicas * 2)
-            before, begun = len(load.answers), time.perf_counter()
+            before, start = len(load.answers), time.perf_counter()
             time.sleep(seconds)
-            rate = (len(load.answers) - before) / (time.perf_counter() - begun)
+            rate = (len(load.answers) - before) / (time.perf_counter() - start)
         if load.failures:
             sys.exit(load.failures[0])
         print(f"| {replicas} | {rate:.1f} | {rate * _SLEEP / replicas:.0%} |")
@@ -118,13 +118,13 @@ def recovery(cluster: RayCluster, said: str) -> None:
 
 def row(what: str, load: Load, kill: Callable[[], object], gone: set[int]) -> None:
     """Print the time after ``kill`` until two replicas other than those ``gone`` respond."""
-    answers, failures, begun = len(load.answers), len(load.failures), time.perf_counter()
+    completed, failures, start = len(load.answers), len(load.failures), time.perf_counter()
     kill()
-    while len({answer["PROCESS"] for answer in load.answers[answers:][-100:]} - gone) < 2:
+    while len({response["PROCESS"] for response in load.answers[completed:][-100:]} - gone) < 2:
         time.sleep(0.01)
-    took = time.perf_counter() - begun
+    took = time.perf_counter() - start
     failed = len(load.failures) - failures
-    print(f"| {what} | {took:.1f} | {len(load.answers) - answers + failed} | {failed} |")
+    print(f"| {what} | {took:.1f} | {len(load.answers) - completed + failed} | {failed} |")
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -137,9 +137,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def measure(cluster: RayCluster, asked: argparse.Namespace) -> None:
+def measure(cluster: RayCluster, arguments: argparse.Namespace) -> None:
     """Measure on a cluster, and print the tables."""
-    parts = asked.parts.split(",")
+    parts = arguments.parts.split(",")
     with tempfile.TemporaryDirectory() as home:
         repository = Path(home)
         write_models(repository)
@@ -153,9 +153,13 @@ def measure(cluster: RayCluster, asked: argparse.Namespace) -> None:
         try:
             said = deploy(1)
             if "latency" in parts:
-                latency(cluster, said, asked.rounds, asked.seconds)
+                latency(cluster, said, arguments.rounds, arguments.seconds)
             if "throughput" in parts:
-                throughput(deploy, [int(count) for count in asked.replicas.split(",")], asked.rounds * asked.seconds)
+                throughput(
+                    deploy,
+                    [int(count) for count in arguments.replicas.split(",")],
+                    arguments.rounds * arguments.seconds,
+                )
             if "recovery" in parts:
                 recovery(cluster, deploy(2))
         finally:
@@ -163,10 +167,10 @@ def measure(cluster: RayCluster, asked: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    asked = options()
+    arguments = options()
     cluster = RayCluster(nodes=3, cores=4)
     try:
-        measure(cluster, asked)
+        measure(cluster, arguments)
     finally:
         cluster.close()
 

@@ -67,9 +67,9 @@ def start(folder: Path, variants: Sequence[str], peers: Sequence[str], max_batch
         models = [name for name in ("transformers", "ensemble", "ensemble-same") if name in peers]
         models = [name for name in models if name == "transformers" or name in graphs]
         if models:
-            wanted = {name: file for name, file in graphs.items() if name in models}
+            selected = {name: file for name, file in graphs.items() if name in models}
             triton_models = Path(home) / "triton"
-            repository.write(triton_models, max_batch, with_transformers="transformers" in models, graphs=wanted)
+            repository.write(triton_models, max_batch, with_transformers="transformers" in models, graphs=selected)
             triton = running.enter_context(TritonServer(triton_models, python=environment.python()))
             columns += [Column(f"Triton {name}", Target(triton.http, name)) for name in models]
         if "fastapi" in peers:
@@ -81,13 +81,13 @@ def start(folder: Path, variants: Sequence[str], peers: Sequence[str], max_batch
 def deviations(columns: Sequence[Column]) -> str:
     """Describe the difference of the servers' results from fp32; raises RuntimeError if one is of another model."""
     texts = [SENTENCE, *mixed(16)]
-    answers = {column.name: np.stack([column.target.embedding(text) for text in texts]) for column in columns}
-    exact = next((name for name in answers if name.endswith(("transformers", "fp32"))), columns[0].name)
-    found = []
-    for name, answer in answers.items():
-        cosine = float((answer * answers[exact]).sum(1).min())
+    embeddings = {column.name: np.stack([column.target.embedding(text) for text in texts]) for column in columns}
+    exact = next((name for name in embeddings if name.endswith(("transformers", "fp32"))), columns[0].name)
+    deviating = []
+    for name, embedding in embeddings.items():
+        cosine = float((embedding * embeddings[exact]).sum(1).min())
         if not cosine > 0.8:
             raise RuntimeError(f"{name} answers something else than {exact}: cosine {cosine:.3f}")
         if name != exact:
-            found.append(f"{name} {cosine:.4f}")
-    return f"Smallest cosine with {exact} on {len(texts)} texts: {', '.join(found)}.\n"
+            deviating.append(f"{name} {cosine:.4f}")
+    return f"Smallest cosine with {exact} on {len(texts)} texts: {', '.join(deviating)}.\n"

@@ -23,15 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def folder(given: Path | None) -> Iterator[Path]:
+def folder(path: Path | None) -> Iterator[Path]:
     """Return the converted model: the given one, or a new one, which takes about a minute and is timed."""
-    if given is not None:
-        yield given
+    if path is not None:
+        yield path
         return
     with tempfile.TemporaryDirectory() as home:
-        begun = time.monotonic()
+        start = time.monotonic()
         made = convert(Path(home))
-        print(f"conch convert, int8, end to end: {time.monotonic() - begun:.0f} s.\n", file=sys.stderr)
+        print(f"conch convert, int8, end to end: {time.monotonic() - start:.0f} s.\n", file=sys.stderr)
         yield made
 
 

@@ -110,28 +110,28 @@ def measure(folder: Path, variant: str, seconds: float) -> tuple[list[tuple[str,
             target = load.Target(server.http, variant, "text_input", "embedding")
             seen = load.measure(target, [SENTENCE], 1, seconds=seconds, moments=True)
         recorded = {who: json.loads((Path(home) / f"{who}.json").read_text()) for who in ("server", "worker")}
-    recorded["client"] = [{"asked": asked, "received": received} for asked, received in seen.moments]
-    requests = [request for one in recorded["client"] if (request := together(one, recorded))]
+    recorded["client"] = [{"asked": sent, "received": received} for sent, received in seen.moments]
+    requests = [request for record in recorded["client"] if (request := together(record, recorded))]
     if not requests:
         raise RuntimeError("no request could be followed through all stages")
     stages = []
     for (before_in, before, _, _), (where, name, who, what) in pairwise(STAGES):
-        spans = [one[where][name] - one[before_in][before] for one in requests]
+        spans = [request[where][name] - request[before_in][before] for request in requests]
         stages.append((who, what, statistics.median(spans) / 1000))
     return stages, seen.median
 
 
 def together(client: Moments, recorded: Mapping[str, Sequence[Moments]]) -> dict[str, Moments] | None:
     """Return the records of server and worker between a client's request and its response; None if incomplete."""
-    found = {"client": client}
+    moments = {"client": client}
     for who, first in (("server", "read"), ("worker", "received")):
-        begun = [one.get(first, 0) for one in recorded[who]]
-        at = bisect_left(begun, client["asked"])
-        if at == len(begun) or begun[at] > client["received"]:
+        starts = [record.get(first, 0) for record in recorded[who]]
+        at = bisect_left(starts, client["asked"])
+        if at == len(starts) or starts[at] > client["received"]:
             return None
-        found[who] = recorded[who][at]
-    complete = all(name in found[where] for where, name, _, _ in STAGES)
-    return found if complete else None
+        moments[who] = recorded[who][at]
+    complete = all(name in moments[where] for where, name, _, _ in STAGES)
+    return moments if complete else None
 
 
 def table(stages: Sequence[tuple[str, str, float]], seen: float) -> str:

@@ -122,13 +122,13 @@ class Call(Question):
         request = urllib.request.Request(
             f"http://{server.http}/v2/models/{self.model}/infer", json.dumps({"inputs": [tensor]}).encode()
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return float(json.load(answer)["outputs"][0]["data"][0])
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return float(json.load(response)["outputs"][0]["data"][0])
 
 
 def questions() -> list[Question]:
     """Return the rows of the comparison."""
-    asked: list[Question] = [Call("one BLS call to an identity", "caller", "http", 1, "latency", ())]
+    calls: list[Question] = [Call("one BLS call to an identity", "caller", "http", 1, "latency", ())]
     for protocol, name in (("http", "HTTP"), ("grpc", "gRPC")):
 
         def ask(
@@ -143,18 +143,18 @@ def questions() -> list[Question]:
             title = f"{title}, {name}, concurrency {concurrency}"
             return Question(title, model, protocol, concurrency, figure, (*arguments, *_MEDIAN))
 
-        asked += [
+        calls += [
             *(ask("ensemble of three identities", "ensemble", concurrency, TEXT) for concurrency in (1, 16)),
             *(ask("response cache, every request a hit", "cached", concurrency, TEXT) for concurrency in (1, 16)),
             *(ask("1 MiB FP32 in and out, shared memory", "tensor", concurrency, _REGIONS) for concurrency in (1, 4)),
         ]
-    asked += [
+    calls += [
         Question(
             f"sequences of 10, gRPC, concurrency {concurrency}", "sum", "grpc", concurrency, "throughput", _SEQUENCES
         )
         for concurrency in (4, 16)
     ]
-    return asked
+    return calls
 
 
 def write_repository(repository: Path) -> None:
@@ -205,10 +205,10 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=200, help="models of the last row; 0 leaves it out")
     options = parser.parse_args()
 
-    asked = [question for question in questions() if options.only.lower() in question.title.lower()]
+    selected = [question for question in questions() if options.only.lower() in question.title.lower()]
     with tempfile.TemporaryDirectory() as home, servers(Path(home)) as (conch, triton):
-        measure_in_turns(asked, conch, triton, options.rounds, options.seconds)
-        print_table(asked)
+        measure_in_turns(selected, conch, triton, options.rounds, options.seconds)
+        print_table(selected)
         sys.stdout.flush()
         if options.models:
             print(f"\n{many_models(conch, options.models, options.rounds, options.seconds)}")

@@ -116,8 +116,10 @@ def _widened(name: str, values: Any) -> Any:
     part = name.split(".")[-2]
     rows, columns = values.shape
     keys = KEY_HEADS * WIDTH // HEADS
-    wanted = {"attn_q": WIDTH, "attn_k": keys, "attn_v": keys, "attn_output": WIDTH, "ffn_down": WIDTH}.get(part, rows)
-    return np.pad(values, ((0, wanted - rows), (0, 0 if part == "ffn_down" else WIDTH - columns)))
+    target_rows = {"attn_q": WIDTH, "attn_k": keys, "attn_v": keys, "attn_output": WIDTH, "ffn_down": WIDTH}.get(
+        part, rows
+    )
+    return np.pad(values, ((0, target_rows - rows), (0, 0 if part == "ffn_down" else WIDTH - columns)))
 
 
 class Reference:

@@ -52,13 +52,13 @@ def main() -> None:
     parser.add_argument("--attack", nargs="*", choices=attacks, default=attacks)
     options = parser.parse_args()
 
-    asked = [question for question in questions() if question.protocol == "grpc"]
+    selected = [question for question in questions() if question.protocol == "grpc"]
     with tempfile.TemporaryDirectory() as home:
         write_model(Path(home), "text", TEXT_CONFIG)
         write_model(Path(home), "tensor", TENSOR_CONFIG)
         with ConchServer(Path(home)) as conch, AioServer(Path(home)) as aio:
-            measure_in_turns(asked, conch, aio, options.rounds, options.seconds)
-    print_table(asked, "grpc.aio")
+            measure_in_turns(selected, conch, aio, options.rounds, options.seconds)
+    print_table(selected, "grpc.aio")
     print("\n| attack | conch | grpc.aio |\n|---|---|---|")
     for name in options.attack:
         print(f"| {ATTACKS[name].title} | {outcome(name, ConchServer)} | {outcome(name, AioServer)} |", flush=True)

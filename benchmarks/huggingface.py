@@ -60,16 +60,16 @@ def main() -> None:
                 ask(questions, columns, options.rounds, options.seconds)
             print(absolute(questions, columns))
             print(ratios(questions, columns))
-        found: dict[str, Offline] = {}
+        offline_by_name: dict[str, Offline] = {}
         if {"offline", "direct"} & set(parts):
-            found = {name: offline.measure(folder, name, options.texts, options.seconds) for name in variants}
+            offline_by_name = {name: offline.measure(folder, name, options.texts, options.seconds) for name in variants}
         if "offline" in parts:
-            print(share_of_offline(questions, columns, found))
+            print(share_of_offline(questions, columns, offline_by_name))
         if "direct" in parts:
             for name in variants:
                 print(f"One client, one text of 16 tokens, {name}:\n")
                 print(direct.table(*direct.measure(folder, name, options.seconds)))
-                steps = ", ".join(f"{step} {spent:.0f} µs" for step, spent in found[name].steps.items())
+                steps = ", ".join(f"{step} {spent:.0f} µs" for step, spent in offline_by_name[name].steps.items())
                 print(f"\nThe same steps repeated in one process: {steps}.\n")
 
 

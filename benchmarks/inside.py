@@ -53,9 +53,9 @@ class Turns:
         """Return the cells of the table: medians over rounds, and the range of the ratios."""
         median = {name: statistics.median(values) for name, values in self.values.items()}
         ratios = [b / a for a, b in zip(self.values["network alone"], self.values["in the worker"], strict=True)]
-        found = {name: f"{value:.2f}" for name, value in median.items()}
-        found["ratio"] = f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f}–{max(ratios):.2f})"
-        return [found[name] for name in COLUMNS]
+        cells = {name: f"{value:.2f}" for name, value in median.items()}
+        cells["ratio"] = f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f}–{max(ratios):.2f})"
+        return [cells[name] for name in COLUMNS]
 
 
 class Served:
@@ -78,24 +78,24 @@ class Served:
     def ask(self) -> None:
         """Send one request."""
         self._connection.request("POST", self._path, self._body, self._headers)
-        answer = self._connection.getresponse()
-        content = answer.read()
-        if answer.status != 200:
+        response = self._connection.getresponse()
+        content = response.read()
+        if response.status != 200:
             raise RuntimeError(content.decode(errors="replace"))
 
     def engine_ms(self) -> float:
         """The total time of the engine so far."""
         with urllib.request.urlopen(self._metrics) as page:
-            found = re.search(rb"^conch_engine_duration_us\{.*\} (\S+)$", page.read(), re.MULTILINE)
-        return float(found[1]) / 1000 if found is not None else 0.0
+            match = re.search(rb"^conch_engine_duration_us\{.*\} (\S+)$", page.read(), re.MULTILINE)
+        return float(match[1]) / 1000 if match is not None else 0.0
 
     def processor_ms(self) -> float:
         """The CPU time of the server and its workers so far."""
         import psutil
 
         server = psutil.Process(self._pid)
-        times = [one.cpu_times() for one in (server, *server.children(recursive=True))]
-        total: float = sum(one.user + one.system for one in times)
+        times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
+        total: float = sum(usage.user + usage.system for usage in times)
         return 1000 * total
 
 
@@ -106,9 +106,9 @@ def repeat(call: Callable[[], object], seconds: float) -> tuple[float, int]:
     times: list[float] = []
     until = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < until:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         call()
-        times.append((time.perf_counter() - begun) * 1000)
+        times.append((time.perf_counter() - start) * 1000)
     return statistics.median(times), len(times)
 
 
@@ -123,10 +123,10 @@ def measure(alone: Alone, served: Served, rows: int, tokens: int, rounds: int, s
             Request({"text_input": WireTensor("text_input", "BYTES", (rows, 1), content)}, frozenset(["embedding"]))
         )
 
-    one = prepared()
-    budget = max(1, task.budget // one.length)
+    example = prepared()
+    budget = max(1, task.budget // example.length)
     sizes = [min(budget, rows - start) for start in range(0, rows, budget)]
-    arrays = [alone.arrays_of(one.sequences[:size]) for size in sizes]
+    arrays = [alone.arrays_of(example.sequences[:size]) for size in sizes]
 
     def network() -> None:
         for array in arrays:
@@ -151,10 +151,10 @@ def _text(tokens: int) -> bytes:
     return " ".join([WORD] * (tokens - 2)).encode()
 
 
-def table(found: dict[str, Turns]) -> str:
+def table(turns_by_shape: dict[str, Turns]) -> str:
     """Return the shapes as a Markdown table."""
     lines = [["ms a request", *COLUMNS], ["---", *["---:"] * len(COLUMNS)]]
-    lines += [[shape, *turns.cells()] for shape, turns in found.items()]
+    lines += [[shape, *turns.cells()] for shape, turns in turns_by_shape.items()]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -162,7 +162,7 @@ def compare(
     folder: Path, variant: str, shapes: Sequence[str], rounds: int, seconds: float, flags: Sequence[str]
 ) -> dict[str, Turns]:
     """Measure all shapes of one variant."""
-    found = {}
+    turns_by_shape = {}
     with tempfile.TemporaryDirectory() as home:
         repository = Path(home) / "models"
         converted.serve(repository, folder, [variant])
@@ -171,8 +171,8 @@ def compare(
             for shape in shapes:
                 rows, tokens = map(int, shape.split("x"))
                 served = Served(server, variant, rows, tokens)
-                found[shape] = measure(alone, served, rows, tokens, rounds, seconds)
-    return found
+                turns_by_shape[shape] = measure(alone, served, rows, tokens, rounds, seconds)
+    return turns_by_shape
 
 
 def main() -> None:
@@ -188,8 +188,11 @@ def main() -> None:
     with converted.folder(options.converted) as folder:
         for name in converted.chosen(folder, options.variants):
             load = os.getloadavg()[0]
-            found = compare(folder, name, options.shapes, options.rounds, options.seconds, options.flags)
-            print(f"{name}; load {load:.1f} before and {os.getloadavg()[0]:.1f} after:\n\n{table(found)}\n", flush=True)
+            turns_by_shape = compare(folder, name, options.shapes, options.rounds, options.seconds, options.flags)
+            print(
+                f"{name}; load {load:.1f} before and {os.getloadavg()[0]:.1f} after:\n\n{table(turns_by_shape)}\n",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

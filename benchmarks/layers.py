@@ -39,13 +39,13 @@ STAGES: Final = {
 
 def spans(requests: Sequence[Moments]) -> dict[str, list[float]]:
     """Return the µs from the previous stage to each stage, for all requests that have every stage in order."""
-    found: dict[str, list[float]] = {stage: [] for stage in list(STAGES)[1:]}
+    durations: dict[str, list[float]] = {stage: [] for stage in list(STAGES)[1:]}
     for request in requests:
         moments = [request[stage] for stage in STAGES if stage in request]
         if len(moments) == len(STAGES) and moments == sorted(moments):
-            for stage, (earlier, later) in zip(found, pairwise(moments), strict=True):
-                found[stage].append((later - earlier) / 1000)
-    return found
+            for stage, (earlier, later) in zip(durations, pairwise(moments), strict=True):
+                durations[stage].append((later - earlier) / 1000)
+    return durations
 
 
 def serve(protocol: str, arguments: list[str]) -> None:
@@ -85,8 +85,8 @@ def main() -> None:
         try:
             wait_until_ready(f"127.0.0.1:{http}", server)
             port = http if options.protocol == "http" else grpc
-            asked = ("-m", "text", "-i", options.protocol, "-u", f"127.0.0.1:{port}", *TEXT)
-            _, latency = ask_perf_analyzer(*asked, seconds=options.seconds)
+            flags = ("-m", "text", "-i", options.protocol, "-u", f"127.0.0.1:{port}", *TEXT)
+            _, latency = ask_perf_analyzer(*flags, seconds=options.seconds)
             print(f"{options.protocol}: the client sees {latency:.0f} µs on average", flush=True)
         finally:
             server.send_signal(signal.SIGTERM)

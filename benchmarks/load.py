@@ -65,10 +65,10 @@ class Target:
     def embedding(self, text: str) -> npt.NDArray[np.float32]:
         """Return the embedding from a response, FP32 ``[dimension]``."""
         headers, body = self.content(text)
-        asked = urllib.request.Request(f"http://{self.address}{self.path}", body, headers)
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            content = answer.read()
-            split = answer.headers.get(_HEADER_LENGTH)
+        request = urllib.request.Request(f"http://{self.address}{self.path}", body, headers)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            content = response.read()
+            split = response.headers.get(_HEADER_LENGTH)
         if not self.model:
             return np.array(json.loads(content)["embedding"], np.float32)
         return np.frombuffer(content[int(split) :], np.float32)
@@ -193,11 +193,11 @@ def measure(
     )
     if done.returncode:
         raise RuntimeError(f"{target.model or 'the web service'}: {done.stderr.strip()[-800:]}")
-    answer = json.loads(done.stdout)
-    spans = [(int(sent), int(received)) for sent, received in answer["moments"]]
+    result = json.loads(done.stdout)
+    spans = [(int(sent), int(received)) for sent, received in result["moments"]]
     latencies = sorted((received - sent) / 1000 for sent, received in spans)
     return Load(
-        len(spans) / answer["seconds"],
+        len(spans) / result["seconds"],
         statistics.median(latencies),
         latencies[int(len(latencies) * 0.99)],
         spans if moments else [],

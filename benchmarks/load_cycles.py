@@ -144,14 +144,14 @@ class Growth(NamedTuple):
 
     def problems(self, allowed: float) -> list[str]:
         """Describe the resources that grew."""
-        found = [
+        problems = [
             f"{before} {name} became {after}"
             for name, before, after in zip(Kept._fields[1:], self.early[1:], self.late[1:], strict=True)
             if after > before
         ]
         if self.share > allowed:
-            found.append(f"the resident size grew by {self.share:.1%}")
-        return found
+            problems.append(f"the resident size grew by {self.share:.1%}")
+        return problems
 
 
 def growth(seen: Sequence[Kept]) -> Growth:

@@ -60,7 +60,7 @@ class Alone:
         return self.task.prepare(Request({"text_input": tensor}, frozenset(["embedding"])))
 
     def arrays(self, batch: Sequence[Any]) -> dict[str, Any]:
-        return self.arrays_of([one.sequences[0] for one in batch])
+        return self.arrays_of([text.sequences[0] for text in batch])
 
     def arrays_of(self, sequences: Sequence[Any]) -> dict[str, Any]:
         """Return the network's inputs for sequences of one length."""
@@ -77,28 +77,28 @@ class Alone:
         ready = [self.prepared(text) for text in texts]
         engine, everything = [], []
         for budget in BUDGETS:
-            given = [self.arrays(batch) for batch in ideal(ready, budget)]
+            batches = [self.arrays(batch) for batch in ideal(ready, budget)]
 
-            def compute(given: Sequence[Any] = given) -> None:
-                for arrays in given:
+            def compute(batches: Sequence[Any] = batches) -> None:
+                for arrays in batches:
                     self.engine.run(arrays)
 
-            def answer(budget: int = budget) -> None:
+            def run(budget: int = budget) -> None:
                 for batch in ideal([self.prepared(text) for text in texts], budget):
                     self.task.execute(batch, ExecutionWork())
 
             engine.append(len(texts) / self.fastest(compute))
-            everything.append(len(texts) / self.fastest(answer))
+            everything.append(len(texts) / self.fastest(run))
         return max(engine), max(everything)
 
     def steps(self) -> dict[str, float]:
         """Return the µs of each step for one text of 16 tokens, after a warm-up."""
         from conch.backends.tasks.encoders.encoder_task import PaddedBatch
 
-        one = self.prepared(SENTENCE)
-        arrays = self.arrays([one])
+        sentence = self.prepared(SENTENCE)
+        arrays = self.arrays([sentence])
         outputs = self.engine.run(arrays)
-        run = PaddedBatch(one.sequences, [one], self.task.encoder.pad_id)
+        run = PaddedBatch(sentence.sequences, [sentence], self.task.encoder.pad_id)
         return {
             "tokenise": self.typical(lambda: self.prepared(SENTENCE)),
             "engine": self.typical(lambda: self.engine.run(arrays)),
@@ -110,9 +110,9 @@ class Alone:
         times: list[float] = []
         until = time.perf_counter() + self.seconds
         while not times or time.perf_counter() < until:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             work()
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - start)
         return min(times)
 
     def typical(self, work: Callable[[], Any]) -> float:
@@ -120,17 +120,17 @@ class Alone:
         times: list[float] = []
         until = time.perf_counter() + min(self.seconds, 1)
         while len(times) < 50 or time.perf_counter() < until:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             work()
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - start)
         return statistics.median(times) * 1e6
 
 
 def ideal(ready: Sequence[Any], budget: int) -> Iterator[list[Any]]:
     """Divide requests into batches of equal lengths and at most ``budget`` tokens."""
     by_length = defaultdict(list)
-    for one in ready:
-        by_length[one.length].append(one)
+    for text in ready:
+        by_length[text.length].append(text)
     for length, same in sorted(by_length.items()):
         rows = max(1, budget // length)
         yield from (same[start : start + rows] for start in range(0, len(same), rows))

@@ -30,10 +30,16 @@ RATE = 200
 Row = tuple[str, str, str, str, str]
 
 
-def measure(server: KnownServer, level: float, seconds: float, **given: Any) -> tuple[Measured, float]:
+def measure(server: KnownServer, level: float, seconds: float, **options: Any) -> tuple[Measured, float]:
     """Measure one window of a load level; also returns how long requests had a slot in it (s)."""
     plan = PerfPlan(
-        "known", Address("127.0.0.1", server.port), interval=seconds, warm_up=0.3, trials=1, keep_records=True, **given
+        "known",
+        Address("127.0.0.1", server.port),
+        interval=seconds,
+        warm_up=0.3,
+        trials=1,
+        keep_records=True,
+        **options,
     )
     with Measurement(plan) as measurement:
         measured = measurement.measure(level)
@@ -95,13 +101,13 @@ def failing(seconds: float) -> Iterator[Row]:
 
 def standing_still(seconds: float) -> Iterator[Row]:
     """The server stalls for a second, which affects the two kinds of load differently."""
-    for kind, given in (("rate", {"rates": Levels(RATE, RATE, 1)}), ("one caller", {})):
+    for kind, load_options in (("rate", {"rates": Levels(RATE, RATE, 1)}), ("one caller", {})):
         with running(KnownServer(service=0.001, freezes_after=RATE // 2)) as server:
-            measured, _ = measure(server, RATE if given else 1, max(3.0, seconds), **given)
+            measured, _ = measure(server, RATE if load_options else 1, max(3.0, seconds), **load_options)
         assert measured.records is not None
         records = measured.records.records
         latency = (records["end"] - records["due"]) / 1e9
-        expected = RATE * 0.5 if given else 1
+        expected = RATE * 0.5 if load_options else 1
         late = float((latency >= 0.5).sum())
         yield row(f"a second's standstill, {kind}", "later than 0.5 s", expected, late, "requests")
 

@@ -77,26 +77,26 @@ def write_remote(repository: Path, name: str, url: str, model: str) -> None:
 
 def spend(call: Callable[[], object], seconds: float) -> list[float]:
     """Return the latencies of the requests within ``seconds``; at least one."""
-    found: list[float] = []
+    durations: list[float] = []
     end = time.perf_counter() + seconds
-    while not found or time.perf_counter() < end:
-        begun = time.perf_counter()
+    while not durations or time.perf_counter() < end:
+        start = time.perf_counter()
         call()
-        found.append(time.perf_counter() - begun)
-    return found
+        durations.append(time.perf_counter() - start)
+    return durations
 
 
 def measure(back: ConchServer, front: ConchServer, rounds: int, seconds: float) -> list[Way]:
-    asked = ways()
+    measured = ways()
     for _ in range(rounds):
-        for way in asked:
+        for way in measured:
             direct, through = way.caller(back), way.caller(front)
             for call in (direct, through):
                 call()
             for _ in range(_TURNS):
                 way.direct += spend(direct, seconds / _TURNS)
                 way.through += spend(through, seconds / _TURNS)
-    return asked
+    return measured
 
 
 def main() -> None:

@@ -130,7 +130,7 @@ class Clients:
     async def sequence(self, model: str, calm: bool = False) -> bool:
         """Send one sequence; returns whether it was completed.  In a ``calm`` one, no request is cancelled."""
         id, length, total = f"s{next(self._numbers)}", self._chance.randint(1, 6), 0
-        begun = sent = time.monotonic()
+        start = sent = time.monotonic()
         for step in range(length):
             number = self._chance.randint(1, 1000)
             request = _request(model, id, number, start=step == 0, end=step == length - 1)
@@ -141,7 +141,7 @@ class Clients:
             outcome = await self._outcome(request, before + number, give_up=fate < 0.04)
             self.outcomes[outcome] += 1
             if outcome != "right":
-                if outcome == "worker died" and self.killed <= begun - NOTICED:
+                if outcome == "worker died" and self.killed <= start - NOTICED:
                     self.wrong.append(f"{model} {id}: {outcome}, though none was killed")
                 if outcome == "unknown" and time.monotonic() - sent_before < MAX_IDLE:
                     self.wrong.append(f"{model} {id}: {outcome}, though it was not idle")
@@ -153,12 +153,12 @@ class Clients:
         began = time.monotonic()
         call = self._stub.ModelInfer(request, timeout=self._chance.uniform(0.0, 0.03) if give_up else PATIENCE)
         try:
-            answer = await call
+            response = await call
         except grpc.aio.AioRpcError as error:
             return self._explained(request, error, give_up)
         finally:
             self.longest = max(self.longest, time.monotonic() - began)
-        total = int.from_bytes(answer.raw_output_contents[0], "little")
+        total = int.from_bytes(response.raw_output_contents[0], "little")
         if total != expected:
             self.wrong.append(f"{request.model_name} {_id(request)}: {total} instead of {expected}")
         return "right"
@@ -199,11 +199,11 @@ async def _kill(server: ConchServer, clients: Clients, every: float, seed: int) 
     chance = random.Random(seed)
     while True:
         await asyncio.sleep(every)
-        found = workers(server)
-        if found:
+        processes = workers(server)
+        if processes:
             clients.kills += 1
             clients.killed = time.monotonic()
-            chance.choice(found).kill()
+            chance.choice(processes).kill()
 
 
 async def soak(server: ConchServer, options: argparse.Namespace) -> Clients:

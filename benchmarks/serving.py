@@ -88,16 +88,16 @@ class Question:
 
 
 def questions() -> list[Question]:
-    asked = []
+    measured = []
     for protocol in ("http", "grpc"):
         name = {"http": "HTTP", "grpc": "gRPC"}[protocol]
-        asked += [
+        measured += [
             Question(f"BYTES identity, {name}, concurrency 1", "text", protocol, 1, "latency", TEXT),
             Question(f"BYTES identity, {name}, concurrency 16", "text", protocol, 16, "throughput", TEXT),
             Question(f"1 MiB FP32 in and out, {name}, concurrency 1", "tensor", protocol, 1, "throughput", MEBIBYTE),
             Question(f"1 MiB FP32 in and out, {name}, concurrency 4", "tensor", protocol, 4, "throughput", MEBIBYTE),
         ]
-    return asked
+    return measured
 
 
 def write_model(repository: Path, name: str, config: str) -> None:
@@ -111,9 +111,9 @@ def time_to_ready() -> float:
     with tempfile.TemporaryDirectory() as home:
         for number in range(MODELS):
             write_model(Path(home), f"model{number}", TEXT_CONFIG)
-        begun = time.monotonic()
+        start = time.monotonic()
         with ConchServer(Path(home)):
-            return time.monotonic() - begun
+            return time.monotonic() - start
 
 
 @contextlib.contextmanager
@@ -126,12 +126,12 @@ def servers() -> Iterator[tuple[ConchServer, TritonServer]]:
 
 
 def measure_in_turns(
-    asked: Sequence[Question], conch: ConchServer, triton: ConchServer | TritonServer, rounds: int, seconds: float
+    selected: Sequence[Question], conch: ConchServer, triton: ConchServer | TritonServer, rounds: int, seconds: float
 ) -> None:
     """Measure every row on both servers in each round, in alternating order, so that drift affects both servers
     equally."""
     for number in range(rounds):
-        for question in asked:
+        for question in selected:
             order: list[tuple[list[float], ConchServer | TritonServer]]
             order = [(question.conch, conch), (question.triton, triton)]
             for figures, server in order if number % 2 == 0 else reversed(order):
@@ -139,11 +139,11 @@ def measure_in_turns(
             print(f"round {number + 1}: {question.row()}", file=sys.stderr)
 
 
-def print_table(asked: Sequence[Question], peer: str = "Triton 2.51") -> None:
+def print_table(selected: Sequence[Question], peer: str = "Triton 2.51") -> None:
     """Print the results as a Markdown table."""
     print(f"| question | figure | conch | {peer} | ratio | range |")
     print("|---|---|---|---|---|---|")
-    for question in asked:
+    for question in selected:
         print(question.row())
 
 
@@ -154,13 +154,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the titles to measure")
     options = parser.parse_args()
 
-    asked = [question for question in questions() if options.only.lower() in question.title.lower()]
+    selected = [question for question in questions() if options.only.lower() in question.title.lower()]
     with servers() as (conch, triton):
         assert conch.process is not None
         idle = psutil.Process(conch.process.pid).memory_info().rss / 2**20
-        measure_in_turns(asked, conch, triton, options.rounds, options.seconds)
+        measure_in_turns(selected, conch, triton, options.rounds, options.seconds)
 
-    print_table(asked)
+    print_table(selected)
     print(
         f"\nIdle server process: {idle:.0f} MiB resident. Start to ready with {MODELS} models: {time_to_ready():.1f} s."
     )

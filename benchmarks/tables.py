@@ -16,12 +16,12 @@ def absolute(questions: Sequence[Question], columns: Sequence[Column]) -> str:
     """Return the medians of all servers."""
     rows = [["question", "figure", *(column.name for column in columns)]]
     for question in questions:
-        answers = [question.figures.get(column.name) for column in columns]
+        figures = [question.figures.get(column.name) for column in columns]
         rows.append(
             [
                 question.title,
                 question.unit,
-                *(f"{statistics.median(answer):.0f}" if answer else "" for answer in answers),
+                *(f"{statistics.median(figure):.0f}" if figure else "" for figure in figures),
             ]
         )
     return markdown(rows)
@@ -46,7 +46,7 @@ def ratios(questions: Sequence[Question], columns: Sequence[Column]) -> str:
     return "conch's figure over the peer's; for latency less is better, for throughput more:\n\n" + markdown(rows)
 
 
-def share_of_offline(questions: Sequence[Question], columns: Sequence[Column], found: Mapping[str, Offline]) -> str:
+def share_of_offline(questions: Sequence[Question], columns: Sequence[Column], measured: Mapping[str, Offline]) -> str:
     """Return the share of the engine's own throughput that the server reaches at full load."""
     rows = [["workload", "conch", f"served, concurrency {FULL}", "engine alone", "share",
              "with tokenising and pooling", "share"]]  # fmt: skip
@@ -55,7 +55,7 @@ def share_of_offline(questions: Sequence[Question], columns: Sequence[Column], f
             continue
         for column in columns:
             if column.ours:
-                offline = found[column.target.model]
+                offline = measured[column.target.model]
                 name = "mixed" if question.workload == "mixed" else "uniform"
                 served = statistics.median(question.figures[column.name])
                 engine, everything = offline.engine[name], offline.everything[name]
@@ -76,5 +76,5 @@ def _ratio(question: Question, ours: str, peer: str) -> str:
     theirs = question.figures.get(peer)
     if not theirs:
         return ""
-    found = [one / other for one, other in zip(question.figures[ours], theirs, strict=True)]
-    return f"**{statistics.median(found):.2f}** ({min(found):.2f}–{max(found):.2f})"
+    quotients = [own / other for own, other in zip(question.figures[ours], theirs, strict=True)]
+    return f"**{statistics.median(quotients):.2f}** ({min(quotients):.2f}–{max(quotients):.2f})"

@@ -72,6 +72,6 @@ def words() -> list[tuple[str, int]]:
     tokenizer.no_padding()
     sentences = [sample.text for sample in load("feature-extraction")]
     random.Random(SEED + 1).shuffle(sentences)
-    found = [word for sentence in sentences for word in sentence.split()]
-    encoded = tokenizer.encode_batch(found, add_special_tokens=False)
-    return [(word, len(encoding)) for word, encoding in zip(found, encoded, strict=True) if len(encoding)]
+    all_words = [word for sentence in sentences for word in sentence.split()]
+    encoded = tokenizer.encode_batch(all_words, add_special_tokens=False)
+    return [(word, len(encoding)) for word, encoding in zip(all_words, encoded, strict=True) if len(encoding)]

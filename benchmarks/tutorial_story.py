@@ -142,7 +142,7 @@ def _rows(steps: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> list[list[st
             step,
             f"{level['concurrency']:g}",
             f"{level['throughput']:.1f}",
-            *(_milliseconds(level, one) for one in ("50", "99")),
+            *(_milliseconds(level, percentile) for percentile in ("50", "99")),
         ]
         for step, levels in steps
         for level in levels

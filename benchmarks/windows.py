@@ -15,7 +15,7 @@ def ask_perf_analyzer(*arguments: str, seconds: float) -> tuple[float, float]:
     """
     for window in (seconds, 4 * seconds, 16 * seconds):
         done = perf_analyzer(*arguments, "-p", str(int(window * 1000)), "-s", "900", "-r", "4")
-        found = re.search(r"throughput: ([\d.]+) infer/sec, latency (\d+) usec", done.stdout)
-        if found is not None:
-            return float(found[1]), float(found[2])
+        match = re.search(r"throughput: ([\d.]+) infer/sec, latency (\d+) usec", done.stdout)
+        if match is not None:
+            return float(match[1]), float(match[2])
     raise RuntimeError(f"perf_analyzer: {done.stdout[-500:]}{done.stderr[-500:]}")

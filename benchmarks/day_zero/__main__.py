@@ -51,15 +51,19 @@ def main() -> None:
     known = read(options.results)
     rows = []
     for task in options.tasks or TASKS:
-        chosen = [one for one in architectures(task) if not options.architectures or one.kind in options.architectures]
+        chosen = [
+            architecture
+            for architecture in architectures(task)
+            if not options.architectures or architecture.kind in options.architectures
+        ]
         for architecture in chosen[: options.limit or None]:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             outcome = known.get(architecture) or Outcome("none")
             if outcome.verdict != "exact":
                 known[architecture] = outcome = examined(architecture)
                 keep(options.results, known)
             rows.append(Row(architecture, outcome))
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - start
             line = f"{task} {architecture.name} ({architecture.kind}): {outcome.verdict} {outcome.reason}"
             print(f"{line} [{seconds:.1f} s]", file=sys.stderr, flush=True)
     text = page(rows)
@@ -74,13 +78,16 @@ def read(path: Path | None) -> dict[Architecture, Outcome]:
     if path is None or not path.exists():
         return {}
     lines = map(json.loads, path.read_text("utf-8").splitlines())
-    return {Architecture(*names): Outcome(*found) for names, found in lines}
+    return {Architecture(*names): Outcome(*outcome) for names, outcome in lines}
 
 
 def keep(path: Path | None, known: Mapping[Architecture, Outcome]) -> None:
     """Write the results so far, a line for each architecture."""
     if path is not None:
-        lines = [json.dumps([astuple(one), astuple(outcome)], ensure_ascii=False) for one, outcome in known.items()]
+        lines = [
+            json.dumps([astuple(architecture), astuple(outcome)], ensure_ascii=False)
+            for architecture, outcome in known.items()
+        ]
         path.write_text("\n".join(lines) + "\n", "utf-8")
 
 
@@ -103,8 +110,8 @@ def examined(architecture: Architecture) -> Outcome:
 def _comparison(task: str) -> Callable[[Path], Outcome]:
     if task in _WRITING:
         module, _, name = _WRITING[task].partition(":")
-        found: Callable[[Path], Outcome] = getattr(import_module(f"benchmarks.day_zero.{module}"), name)
-        return found
+        comparison: Callable[[Path], Outcome] = getattr(import_module(f"benchmarks.day_zero.{module}"), name)
+        return comparison
     from benchmarks.day_zero.encoders import compare_encoder
 
     return lambda folder: compare_encoder(folder, task)

@@ -73,13 +73,13 @@ class ServedModel:
                     raise step.error
                 if running[step.id].add(0, step):
                     del running[step.id]
-        answers = []
+        completions = []
         for builder in builders:
             (result,) = builder.responses(final=True)
             tokens = result.outputs["token_ids"]
             assert not isinstance(tokens, Strings)
-            answers.append((builder.prompts[0][0], tokens.tolist()))
-        return answers
+            completions.append((builder.prompts[0][0], tokens.tolist()))
+        return completions
 
     def close(self) -> None:
         self._engine.close()
@@ -91,7 +91,7 @@ def compare_causal(folder: Path) -> Outcome:
     if task_of(config) != TEXT_GENERATION:
         return Outcome("none", f"{config['architectures'][0]} reads more than text")
     try:
-        wanted = generated(folder, "AutoModelForCausalLM", PROMPTS, TOKENS)
+        expected_texts = generated(folder, "AutoModelForCausalLM", PROMPTS, TOKENS)
     except Exception as error:
         return Outcome("none", f"transformers: {type(error).__name__}: {one_line(error)[:200]}")
     try:
@@ -106,8 +106,10 @@ def compare_causal(folder: Path) -> Outcome:
         return Outcome("fails", f"{type(error).__name__}: {one_line(error)[:200]}")
     finally:
         served.close()
-    for way, answers in (("alone", alone), ("together", together)):
-        for text, (prompt, tokens), (ids, _, expected, logits) in zip(PROMPTS, answers, wanted, strict=True):
+    for way, completions in (("alone", alone), ("together", together)):
+        for text, (prompt, tokens), (ids, _, expected, logits) in zip(
+            PROMPTS, completions, expected_texts, strict=True
+        ):
             if prompt != ids:
                 return Outcome("differs", f"'{text}' is {prompt[:8]} and not {ids[:8]} to the tokenizer")
             if len(tokens) != len(expected):

@@ -60,7 +60,7 @@ def compare_encoder(folder: Path, task: str) -> Outcome:
 
     torch.manual_seed(0)
     try:
-        wanted = REFERENCES[task](folder)
+        references = REFERENCES[task](folder)
     except Exception as error:
         return Outcome("none", f"transformers: {type(error).__name__}: {one_line(error)[:200]}")
     try:
@@ -71,20 +71,20 @@ def compare_encoder(folder: Path, task: str) -> Outcome:
     except ConchError as error:
         return Outcome("refused", error.message)
     try:
-        requests = [_request(inputs) for inputs, _ in wanted]
-        alone = [answer for request in requests for answer in _answers(served, [request])]
+        requests = [_request(inputs) for inputs, _ in references]
+        alone = [result for request in requests for result in _answers(served, [request])]
         together = _answers(served, requests)
     except Exception as error:
         return Outcome("fails", f"{type(error).__name__}: {one_line(error)[:200]}")
-    for way, found in (("alone", alone), ("together", together)):
-        for place, (answer, (_, expected)) in enumerate(zip(found, wanted, strict=True)):
-            if isinstance(answer, ConchError):
-                return Outcome("fails", f"{way}, request {place}: {answer.message}")
-            if reason := _difference(SCORES[task](checkpoint, answer), expected):
-                again = REFERENCES[task](folder)[place][1]
+    for way, results in (("alone", alone), ("together", together)):
+        for index, (result, (_, expected)) in enumerate(zip(results, references, strict=True)):
+            if isinstance(result, ConchError):
+                return Outcome("fails", f"{way}, request {index}: {result.message}")
+            if reason := _difference(SCORES[task](checkpoint, result), expected):
+                again = REFERENCES[task](folder)[index][1]
                 if _difference(again, expected):
                     return Outcome("none", "transformers itself answers otherwise each time")
-                return Outcome("differs", f"{way}, request {place}: {reason}")
+                return Outcome("differs", f"{way}, request {index}: {reason}")
     return Outcome("exact")
 
 
@@ -92,11 +92,11 @@ def _answers(served: Task, requests: Sequence[Request]) -> list[Result | ConchEr
     return served.execute([served.prepare(request) for request in requests], ExecutionWork())
 
 
-def _difference(found: Numbers, wanted: Numbers) -> str:
-    if missing := sorted(found.keys() - wanted.keys()):
+def _difference(actual: Numbers, expected: Numbers) -> str:
+    if missing := sorted(actual.keys() - expected.keys()):
         return f"'{missing[0]}' is not among what transformers gives"
-    name, apart = max(((name, abs(found[name] - wanted[name])) for name in found), key=lambda pair: pair[1])
-    return "" if apart <= BOUND else f"{name} is {found[name]:.5f} and not {wanted[name]:.5f}"
+    name, apart = max(((name, abs(actual[name] - expected[name])) for name in actual), key=lambda pair: pair[1])
+    return "" if apart <= BOUND else f"{name} is {actual[name]:.5f} and not {expected[name]:.5f}"
 
 
 def _request(inputs: Inputs) -> Request:
@@ -120,17 +120,17 @@ def _network(folder: Path, head: str) -> tuple[Any, Any]:
     network: Any = getattr(transformers, head).from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
 
-    def answer(*texts: str) -> tuple[list[int], Any]:
-        given = tokenizer(*texts, return_tensors="pt")
+    def compute(*texts: str) -> tuple[list[int], Any]:
+        encoded = tokenizer(*texts, return_tensors="pt")
         with torch.inference_mode():
-            return given["input_ids"][0].tolist(), network(**given)
+            return encoded["input_ids"][0].tolist(), network(**encoded)
 
-    return tokenizer, answer
+    return tokenizer, compute
 
 
 def _classified(folder: Path) -> list[tuple[Inputs, Numbers]]:
-    _, answer = _network(folder, "AutoModelForSequenceClassification")
-    return [({"text_input": text}, _by_class(folder, answer(text)[1].logits)) for text in TEXTS]
+    _, compute = _network(folder, "AutoModelForSequenceClassification")
+    return [({"text_input": text}, _by_class(folder, compute(text)[1].logits)) for text in TEXTS]
 
 
 def _labels(folder: Path, count: int) -> list[str]:
@@ -151,39 +151,42 @@ def _by_class(folder: Path, logits: Any) -> Numbers:
 
 
 def _tagged(folder: Path) -> list[tuple[Inputs, Numbers]]:
-    _, answer = _network(folder, "AutoModelForTokenClassification")
-    found: list[tuple[Inputs, Numbers]] = []
+    _, compute = _network(folder, "AutoModelForTokenClassification")
+    references: list[tuple[Inputs, Numbers]] = []
     for text in TEXTS:
-        scores = softmax(answer(text)[1].logits[0].numpy())
+        scores = softmax(compute(text)[1].logits[0].numpy())
         labels = _labels(folder, scores.shape[1])
-        names = {f"{place}:{labels[index]}": float(scores[place, index]) for place, index in np.ndindex(scores.shape)}
-        found.append(({"text_input": text}, names))
-    return found
+        names = {
+            f"{position}:{labels[index]}": float(scores[position, index])
+            for position, index in np.ndindex(scores.shape)
+        }
+        references.append(({"text_input": text}, names))
+    return references
 
 
 def _filled(folder: Path) -> list[tuple[Inputs, Numbers]]:
-    tokenizer, answer = _network(folder, "AutoModelForMaskedLM")
-    found: list[tuple[Inputs, Numbers]] = []
+    tokenizer, compute = _network(folder, "AutoModelForMaskedLM")
+    references: list[tuple[Inputs, Numbers]] = []
     for text in TEXTS:
         masked = f"{text} {tokenizer.mask_token}"
-        ids, output = answer(masked)
+        ids, output = compute(masked)
         scores = np.sort(softmax(output.logits[0, ids.index(tokenizer.mask_token_id)].numpy()))[::-1]
-        found.append(({"text_input": masked}, {str(rank): float(scores[rank]) for rank in range(5)}))
-    return found
+        references.append(({"text_input": masked}, {str(rank): float(scores[rank]) for rank in range(5)}))
+    return references
 
 
 def _answered(folder: Path) -> list[tuple[Inputs, Numbers]]:
     """Return the answers; transformers 5 has no pipeline for them, so conch's ``spans.py`` converts the logits."""
-    _, answer = _network(folder, "AutoModelForQuestionAnswering")
+    _, compute = _network(folder, "AutoModelForQuestionAnswering")
     encoder = open_encoder(Checkpoint.open(folder))
-    found: list[tuple[Inputs, Numbers]] = []
+    references: list[tuple[Inputs, Numbers]] = []
     for text in TEXTS:
         (window,) = windows(encoder.tokenizer.fast.encode(QUESTION, text), encoder.max_length, 0, 0, encoder)
-        output = answer(QUESTION, text)[1]
+        output = compute(QUESTION, text)[1]
         read = [(window, output.start_logits[0].numpy(), output.end_logits[0].numpy())]
         (best,) = answers(text, read, 1, 15, empty=False)
-        found.append(({"question": QUESTION, "context": text}, {"best": best.score}))
-    return found
+        references.append(({"question": QUESTION, "context": text}, {"best": best.score}))
+    return references
 
 
 def _seen(folder: Path) -> list[tuple[Inputs, Numbers]]:
@@ -195,15 +198,15 @@ def _seen(folder: Path) -> list[tuple[Inputs, Numbers]]:
 
     network: Any = transformers.AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32).eval()
     processor: Any = transformers.AutoImageProcessor.from_pretrained(folder)
-    found: list[tuple[Inputs, Numbers]] = []
+    references: list[tuple[Inputs, Numbers]] = []
     for seed, (width, height) in enumerate(SIZES):
         pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
         image, file = Image.fromarray(pixels), BytesIO()
         image.save(file, "PNG")
         with torch.inference_mode():
             logits = network(**processor(images=image, return_tensors="pt")).logits
-        found.append(({"image": file.getvalue()}, _by_class(folder, logits)))
-    return found
+        references.append(({"image": file.getvalue()}, _by_class(folder, logits)))
+    return references
 
 
 def _heard(folder: Path) -> list[tuple[Inputs, Numbers]]:
@@ -212,11 +215,13 @@ def _heard(folder: Path) -> list[tuple[Inputs, Numbers]]:
 
     make: Any = transformers.pipeline
     pipeline = make("audio-classification", model=str(folder), device="cpu", dtype=torch.float32)
-    found: list[tuple[Inputs, Numbers]] = []
+    references: list[tuple[Inputs, Numbers]] = []
     for seed, length in enumerate(LENGTHS):
         samples = np.random.default_rng(seed).uniform(-0.5, 0.5, length).astype(np.float32)
-        found.append(({"samples": samples[None]}, {one["label"]: one["score"] for one in pipeline(samples)}))
-    return found
+        references.append(
+            ({"samples": samples[None]}, {prediction["label"]: prediction["score"] for prediction in pipeline(samples)})
+        )
+    return references
 
 
 REFERENCES: Final[Mapping[str, Callable[[Path], list[tuple[Inputs, Numbers]]]]] = {
@@ -232,33 +237,33 @@ REFERENCES: Final[Mapping[str, Callable[[Path], list[tuple[Inputs, Numbers]]]]] 
 # ── the same numbers in the results of conch ──────────────────────────────────────────────────────────────────────────
 
 
-def _scores(checkpoint: Checkpoint, answer: Result) -> Numbers:
-    labels, scores = answer.outputs["label"], answer.outputs["score"]
+def _scores(checkpoint: Checkpoint, result: Result) -> Numbers:
+    labels, scores = result.outputs["label"], result.outputs["score"]
     assert isinstance(labels, Strings) and not isinstance(scores, Strings)
     names = [element.decode() if isinstance(element, bytes) else element for element in labels.elements]
     return dict(zip(names, scores[0].tolist(), strict=True))
 
 
-def _ranks(checkpoint: Checkpoint, answer: Result) -> Numbers:
-    scores = answer.outputs["score"]
+def _ranks(checkpoint: Checkpoint, result: Result) -> Numbers:
+    scores = result.outputs["score"]
     assert not isinstance(scores, Strings)
     return {str(rank): score for rank, score in enumerate(scores[0].tolist())}
 
 
-def _best(checkpoint: Checkpoint, answer: Result) -> Numbers:
-    return {"best": _ranks(checkpoint, answer)["0"]}
+def _best(checkpoint: Checkpoint, result: Result) -> Numbers:
+    return {"best": _ranks(checkpoint, result)["0"]}
 
 
-def _entities(checkpoint: Checkpoint, answer: Result) -> Numbers:
-    return {f"{load['index']}:{load['entity']}": load["score"] for load in json.loads(_text(answer, "entities"))}
+def _entities(checkpoint: Checkpoint, result: Result) -> Numbers:
+    return {f"{load['index']}:{load['entity']}": load["score"] for load in json.loads(_text(result, "entities"))}
 
 
-def _sounds(checkpoint: Checkpoint, answer: Result) -> Numbers:
-    return {load["label"]: load["score"] for load in json.loads(_text(answer, "text_output"))}
+def _sounds(checkpoint: Checkpoint, result: Result) -> Numbers:
+    return {load["label"]: load["score"] for load in json.loads(_text(result, "text_output"))}
 
 
-def _text(answer: Result, name: str) -> str:
-    value = answer.outputs[name]
+def _text(result: Result, name: str) -> str:
+    value = result.outputs[name]
     assert isinstance(value, Strings)
     (text,) = value.elements
     return text.decode() if isinstance(text, bytes) else text

@@ -23,15 +23,17 @@ def generated(folder: Path, head: str, prompts: Iterable[str], tokens: int) -> l
 
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
     model: Any = getattr(transformers, head).from_pretrained(folder, dtype=torch.float32).eval()
-    answers = []
+    completions = []
     for text in prompts:
         prompt = tokenizer(text)["input_ids"]
         ids = torch.tensor([prompt])
         with torch.inference_mode():
-            given = model.generate(
+            output = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, num_beams=1,
                 return_dict_in_generate=True, output_logits=True,
             )  # fmt: skip
-        begin = given.sequences.shape[1] - len(given.logits)
-        answers.append(Generated(prompt, begin, given.sequences[0, begin:].tolist(), [row[0] for row in given.logits]))
-    return answers
+        begin = output.sequences.shape[1] - len(output.logits)
+        completions.append(
+            Generated(prompt, begin, output.sequences[0, begin:].tolist(), [row[0] for row in output.logits])
+        )
+    return completions

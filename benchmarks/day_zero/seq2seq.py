@@ -46,11 +46,13 @@ def compare_seq2seq(folder: Path) -> Outcome:
         together = _answers(served, PROMPTS)
     except Exception as error:
         return Outcome("fails", f"{type(error).__name__}: {one_line(error)[:200]}")
-    for way, answers in (("alone", alone), ("together", together)):
-        for text, (ids, tokens), (prompt, begin, wanted, logits) in zip(PROMPTS, answers, expected, strict=True):
+    for way, completions in (("alone", alone), ("together", together)):
+        for text, (ids, tokens), (prompt, begin, expected_tokens, logits) in zip(
+            PROMPTS, completions, expected, strict=True
+        ):
             if ids != prompt:
                 return Outcome("differs", f"'{text}' is {ids[:8]} and not {prompt[:8]} to the tokenizer")
-            if reason := greedy_difference(tokens[begin:], wanted, logits, TIE):
+            if reason := greedy_difference(tokens[begin:], expected_tokens, logits, TIE):
                 return Outcome("differs", f"{way}, {len(ids)} tokens: {reason}")
     return Outcome("exact")
 
@@ -58,13 +60,13 @@ def compare_seq2seq(folder: Path) -> Outcome:
 def _answers(served: Text2Text, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     """Return the token IDs of each of ``texts``, which run at once, and of its output."""
     prepared = [served.prepare(_request(text)) for text in texts]
-    ids = [one.ids[0] for one in prepared]
-    answers: list[tuple[list[int], list[int]]] = [([], [])] * len(texts)
+    ids = [request.ids[0] for request in prepared]
+    completions: list[tuple[list[int], list[int]]] = [([], [])] * len(texts)
     for run in served.runs([len(text) for text in ids]):
         written = served.write([ids[index] for index in run], prepared[0].generation)
         for index, tokens in zip(run, written, strict=True):
-            answers[index] = ids[index], tokens
-    return answers
+            completions[index] = ids[index], tokens
+    return completions
 
 
 def _request(text: str) -> Request:

@@ -13,7 +13,7 @@ TEXTS: Final = (
 _SIZE: Final = 200
 
 
-def make_tokenizer(kind: str, most: int) -> Any:
+def make_tokenizer(kind: str, max_length: int) -> Any:
     """Return a tokenizer for models of the ``model_type`` ``kind`` with at most ``most`` tokens."""
     import transformers
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
@@ -23,7 +23,7 @@ def make_tokenizer(kind: str, most: int) -> Any:
         try:
             made = getattr(transformers, name)().train_new_from_iterator(TEXTS, _SIZE)
             # Some classes cannot be created without files, or read attributes that only other inputs have.
-            if len(made) <= most and made(TEXTS[0])["input_ids"]:
+            if len(made) <= max_length and made(TEXTS[0])["input_ids"]:
                 return made
         except Exception:
             return _generic()

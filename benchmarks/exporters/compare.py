@@ -53,20 +53,20 @@ def compare_encoder(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
         for sequences, tokens in ((2, 9), (1, 1), (1, 16), (3, 40), (5, 33)):
             arrays = inputs(module.config, sequences, tokens)
             with torch.inference_mode():
-                given = {name: torch.from_numpy(array) for name, array in arrays.items() if name in takes}
-                wanted = module(**given, return_dict=True)[0].numpy()
+                tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if name in takes}
+                expected = module(**tensors, return_dict=True)[0].numpy()
             got, mask = run(arrays)[0], arrays["attention_mask"]
-            if "input_ids" in takes and wanted.shape[:2] == mask.shape:
-                got, wanted = got[mask == 1], wanted[mask == 1]
-            worst[graph.name] = max(worst[graph.name], share(got, wanted))
+            if "input_ids" in takes and expected.shape[:2] == mask.shape:
+                got, expected = got[mask == 1], expected[mask == 1]
+            worst[graph.name] = max(worst[graph.name], share(got, expected))
     return worst
 
 
-def share(got: Any, wanted: Any) -> float:
+def share(got: Any, expected: Any) -> float:
     """Return the largest relative difference; infinite for a NaN or a different shape."""
-    if got.shape != wanted.shape:
+    if got.shape != expected.shape:
         return float("inf")
-    difference = float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max()))
+    difference = float(np.abs(got - expected).max() / max(1.0, np.abs(expected).max()))
     return difference if difference == difference else float("inf")
 
 
@@ -85,10 +85,10 @@ def compare_causal(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
     network = CausalNetwork(module)
     settings = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": THREADS}
     compiled: Any = openvino.Core().compile_model(graphs[0], "CPU", settings)
-    found, parameters = {}, inspect.signature(module.forward).parameters
+    differences, parameters = {}, inspect.signature(module.forward).parameters
     for name, kept in (("cache", mask), ("padding", padded)):
         positions = np.maximum(0, kept.cumsum(1) - 1)
-        request, cache, got, wanted, start = (
+        request, cache, got, expected, start = (
             compiled.create_infer_request(),
             network.new_cache(),
             [],
@@ -103,19 +103,19 @@ def compare_causal(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
                 "beam_idx": np.arange(2, dtype=np.int32),
             }
             with torch.inference_mode():
-                given = {key: torch.from_numpy(array) for key, array in now.items() if key in parameters}
-                wanted.append(network.run(cache, **given).logits.float().numpy())
-            answer = request.infer({port.get_any_name(): now[port.get_any_name()] for port in compiled.inputs})
-            got.append(np.array(answer["logits"]))
+                tensors = {key: torch.from_numpy(array) for key, array in now.items() if key in parameters}
+                expected.append(network.run(cache, **tensors).logits.float().numpy())
+            outputs = request.infer({port.get_any_name(): now[port.get_any_name()] for port in compiled.inputs})
+            got.append(np.array(outputs["logits"]))
             start = end
-        found[name] = share(np.concatenate(got, axis=1)[kept == 1], np.concatenate(wanted, axis=1)[kept == 1])
+        differences[name] = share(np.concatenate(got, axis=1)[kept == 1], np.concatenate(expected, axis=1)[kept == 1])
     with torch.inference_mode():
         said = module(input_ids=torch.from_numpy(ids[:1]), use_cache=False).logits[0].double().log_softmax(-1).numpy()
     served = ServedGraph(
         graphs[0], "fp32", module.config.to_dict(), max_text_tokens=64, cache_tokens=512, threads=THREADS
     )
-    found["paged"] = share(served.logprobs(ids[0].tolist()), said[np.arange(TEXT - 1), ids[0, 1:]])
-    return found
+    differences["paged"] = share(served.logprobs(ids[0].tolist()), said[np.arange(TEXT - 1), ids[0, 1:]])
+    return differences
 
 
 def cell(outcome: Outcome) -> str:

@@ -115,8 +115,8 @@ def seconds_of(run: Callable[..., Any], *arguments: Any, times: int = 3) -> Call
 
 def in_turns(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
     """Return the median of each in milliseconds, after one warm-up round."""
-    found: dict[str, list[float]] = {name: [] for name in measures}
+    durations: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(rounds + 1):
         for name, measure in measures.items():
-            found[name].append(measure())
-    return {name: 1000 * statistics.median(values[1:]) for name, values in found.items()}
+            durations[name].append(measure())
+    return {name: 1000 * statistics.median(values[1:]) for name, values in durations.items()}

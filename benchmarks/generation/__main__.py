@@ -47,13 +47,19 @@ def check(column: Column, known: Words) -> str:
 class Rounds:
     """Measures every question on every server that supports it, and conch's engines alone."""
 
-    def __init__(self, asked: Sequence[Question], columns: Sequence[Column], known: Words, parts: set[str]) -> None:
+    def __init__(
+        self, all_questions: Sequence[Question], columns: Sequence[Column], known: Words, parts: set[str]
+    ) -> None:
         self.columns, self.known, self.parts = columns, known, parts
         #: The measurements made while other programs used the processor.
         self.spoilt: list[str] = []
         #: The question that is also measured with the engine alone.
-        self.full = [question for question in asked if question.part == "throughput"][-1]
-        self.asked = [one for one in asked if one.part in parts or (one is self.full and "alone" in parts)]
+        self.full = [question for question in all_questions if question.part == "throughput"][-1]
+        self.asked = [
+            question
+            for question in all_questions
+            if question.part in parts or (question is self.full and "alone" in parts)
+        ]
 
     def run(self, number: int) -> None:
         """Run one round; the server that goes first rotates."""
@@ -117,7 +123,7 @@ def main() -> None:
     scale = replace(scale, seconds=options.seconds or scale.seconds, rate=options.rate or scale.rate)
     gguf = Options.from_values({"model": str(weights.gguf()), "task": "text-generation"})
     known = words(open_tokenizer(Checkpoint.open(Path.cwd(), gguf)).encode)
-    asked = questions(scale)
+    all_questions = questions(scale)
     with contextlib.ExitStack() as stack:
         home = options.logs or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         home.mkdir(parents=True, exist_ok=True)
@@ -127,7 +133,7 @@ def main() -> None:
             column.go()
             print(f"- {column.name}: The capital of France is … {check(column, known)}")
             column.stop()
-        rounds = Rounds(asked, columns, known, set(options.only))
+        rounds = Rounds(all_questions, columns, known, set(options.only))
         for number in range(options.rounds or (1 if options.quick else 3)):
             rounds.run(number)
     print("\n" + tables.absolute(rounds.asked, columns))

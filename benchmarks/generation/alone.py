@@ -45,27 +45,27 @@ class Loop:
         """Run the loop; returns tokens per second."""
         begin = perf_counter()
         until = begin + self.load.seconds
-        for place in range(self.load.connections):
-            self._take(place)
+        for connection in range(self.load.connections):
+            self._take(connection)
         while self.places:
             for progress in self.engine.step():
                 if progress.error is not None:
                     raise progress.error
                 self.tokens += len(progress.tokens)
                 if progress.finish:
-                    place = self.places.pop(progress.id)
-                    self.answers[place] += 1
-                    if self.answers[place] < self.load.least or perf_counter() < until:
-                        self._take(place)
+                    connection = self.places.pop(progress.id)
+                    self.answers[connection] += 1
+                    if self.answers[connection] < self.load.least or perf_counter() < until:
+                        self._take(connection)
         return self.tokens / (perf_counter() - begin)
 
-    def _take(self, place: int) -> None:
+    def _take(self, connection: int) -> None:
         ids, count = next(self.prompts, ([], 0))
         if not ids:
             return
         sampling = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
         self.engine.add(Continued(self.next, ids, sampling))
-        self.places[self.next] = place
+        self.places[self.next] = connection
         self.next += 1
 
 
@@ -75,18 +75,20 @@ def measure(checkpoint: Path, engine: str, load: Load, timeout: float = 900) -> 
     done = subprocess.run(command, input=json.dumps(load.document()), capture_output=True, text=True, timeout=timeout)
     if done.returncode:
         raise RuntimeError(f"the engine alone: {done.stderr.strip()[-800:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    return float(found["throughput"])
+    result = json.loads(done.stdout.splitlines()[-1])
+    return float(result["throughput"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--engine", default="auto")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
     load = Load.read(json.load(sys.stdin))
-    options = Options.from_values({"model": str(given.checkpoint), "task": "text-generation", "engine": given.engine})
+    options = Options.from_values(
+        {"model": str(arguments.checkpoint), "task": "text-generation", "engine": arguments.engine}
+    )
     checkpoint = Checkpoint.open(Path.cwd(), options)
     tokenizer = open_tokenizer(checkpoint)
     instance: dict[str, Any] = {"kind": "CPU", "device_id": 0}

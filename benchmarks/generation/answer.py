@@ -78,12 +78,12 @@ class Record:
     times: Sequence[int] = field(default_factory=list)
 
 
-def read(answer: Answer, dialect: Dialect, *, due: int, tokens: int, arrival: bool) -> Record:
+def read(response: Answer, dialect: Dialect, *, due: int, tokens: int, arrival: bool) -> Record:
     """Read a response.  Raises RuntimeError if it is an error."""
-    if failure := answer.failure():
+    if failure := response.failure():
         raise RuntimeError(failure)
     events, times, texts = [], [], []
-    for moment, data in answer.found:
+    for moment, data in response.found:
         if data == b"[DONE]":
             continue
         event = json.loads(data)
@@ -95,4 +95,4 @@ def read(answer: Answer, dialect: Dialect, *, due: int, tokens: int, arrival: bo
             texts.append(text)
     if not times:
         raise RuntimeError("an answer without text")
-    return Record(due, answer.now, tokens, arrival, dialect.tokens(events), "".join(texts), times)
+    return Record(due, response.now, tokens, arrival, dialect.tokens(events), "".join(texts), times)

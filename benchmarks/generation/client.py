@@ -46,8 +46,8 @@ class Sent:
 class Exchange(asyncio.Protocol):
     """One request and its response on a connection."""
 
-    def __init__(self, request: bytes, answer: Answer) -> None:
-        self.request, self.answer = request, answer
+    def __init__(self, request: bytes, response: Answer) -> None:
+        self.request, self.answer = request, response
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.transport: asyncio.Transport
 
@@ -89,13 +89,13 @@ class Client:
 
     async def _closed(self) -> None:
         until = self.begin + self.load.seconds * 1e9
-        answers = 0
-        while answers < self.load.least or perf_counter_ns() < until:
+        completed = 0
+        while completed < self.load.least or perf_counter_ns() < until:
             ask, request = next(self.asks, (None, b""))
             if ask is None:
                 return
             await self._send(ask, request, perf_counter_ns(), arrival=False)
-            answers += 1
+            completed += 1
 
     async def _open(self, group: asyncio.TaskGroup) -> None:
         for at, ask, request in self.arrivals:
@@ -104,18 +104,19 @@ class Client:
             group.create_task(self._send(ask, request, due, arrival=True))
 
     async def _send(self, ask: Ask, request: bytes, due: int, *, arrival: bool) -> None:
-        answer = Answer(self.dialect.streams)
-        self.sent.append(Sent(ask, due, arrival, answer))
+        response = Answer(self.dialect.streams)
+        self.sent.append(Sent(ask, due, arrival, response))
         loop = asyncio.get_running_loop()
-        _, exchange = await loop.create_connection(lambda: Exchange(request, answer), self.host, self.port)
+        _, exchange = await loop.create_connection(lambda: Exchange(request, response), self.host, self.port)
         await exchange.done
-        if failure := answer.failure():
+        if failure := response.failure():
             raise RuntimeError(failure)
 
     def records(self) -> list[Record]:
         """Return the records of all requests.  Raises RuntimeError if a response is an error."""
         return [
-            read(one.answer, self.dialect, due=one.due, tokens=one.ask.tokens, arrival=one.arrival) for one in self.sent
+            read(request.answer, self.dialect, due=request.due, tokens=request.ask.tokens, arrival=request.arrival)
+            for request in self.sent
         ]
 
 
@@ -126,7 +127,7 @@ def drive(target: Target, load: Load, *, counted: bool = False, timeout: float =
     done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=timeout)
     if done.returncode:
         raise RuntimeError(f"{target.dialect}: {done.stderr.strip()[-800:]}")
-    return [Record(**one) for one in json.loads(done.stdout)]
+    return [Record(**record) for record in json.loads(done.stdout)]
 
 
 def main() -> None:

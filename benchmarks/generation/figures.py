@@ -74,5 +74,5 @@ GAPS = (
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
     """Return the median, the smallest and the largest of the ratios within each round."""
-    found = [our / other for our, other in zip(ours, theirs, strict=True)]
-    return statistics.median(found), min(found), max(found)
+    ratios = [our / other for our, other in zip(ours, theirs, strict=True)]
+    return statistics.median(ratios), min(ratios), max(ratios)

@@ -22,24 +22,24 @@ def encode(weights: Array, name: str) -> Array:
     return encoded.reshape(len(weights), -1)
 
 
-def _with_minima(blocks: Array, size: int, highest: int, most: int) -> tuple[Array, Array, Array, Array]:
+def _with_minima(blocks: Array, size: int, highest: int, max_scale: int) -> tuple[Array, Array, Array, Array]:
     """Return numbers up to ``highest`` in groups of ``size``, scales and minima up to ``most``, and fp16 d and dmin."""
     groups = blocks.reshape(len(blocks), -1, size)
     minima = -np.minimum(groups.min(-1), 0)
     scales = (groups.max(-1) + minima) / highest
-    d, dmin = (_half(values.max(-1) / most) for values in (scales, minima))
+    d, dmin = (_half(values.max(-1) / max_scale) for values in (scales, minima))
     scales, minima = _divided(scales, d), _divided(minima, dmin)
     shifted = groups + (dmin * minima)[..., None]
     numbers = np.clip(_divided(shifted, (d * scales)[..., None]), 0, highest)
     return numbers.astype(np.uint8), scales.astype(np.uint8), minima.astype(np.uint8), _bytes(d, dmin)
 
 
-def _symmetric(blocks: Array, lowest: int, most: int) -> tuple[Array, Array, Array]:
+def _symmetric(blocks: Array, lowest: int, max_scale: int) -> tuple[Array, Array, Array]:
     """Return numbers from ``lowest`` (negative) in groups of 16, plus -``lowest``; their scales, and the fp16 d."""
     groups = blocks.reshape(len(blocks), -1, 16)
     extreme = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)[..., 0]
     scales = extreme / lowest
-    d = _half(np.abs(scales).max(-1) / most)
+    d = _half(np.abs(scales).max(-1) / max_scale)
     scales = _divided(scales, d)
     numbers = np.clip(_divided(groups, (d * scales)[..., None]), lowest, -lowest - 1) - lowest
     return numbers.astype(np.uint8), scales.astype(np.int8), _bytes(d)
@@ -62,8 +62,8 @@ def _packed(numbers: Array, bits: int, run: int) -> Array:
     """Pack numbers of ``bits`` bits: a byte holds numbers that are ``run`` apart, the first in its lowest bits."""
     parts = numbers.reshape(len(numbers), -1, 8 // bits, run)
     packed = np.zeros((len(numbers), parts.shape[1], run), np.uint8)
-    for place in range(8 // bits):
-        packed |= parts[:, :, place] << bits * place
+    for part in range(8 // bits):
+        packed |= parts[:, :, part] << bits * part
     return packed.reshape(len(numbers), -1)
 
 

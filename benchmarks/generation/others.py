@@ -35,7 +35,7 @@ class Others:
         times = psutil.cpu_times()
         used = times.user + times.nice + times.system
         spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        ours = sum(one.ru_utime + one.ru_stime for one in spent)
+        ours = sum(usage.ru_utime + usage.ru_stime for usage in spent)
         for process in self._tree():
             cpu = process.cpu_times()
             ours += cpu.user + cpu.system

@@ -91,11 +91,11 @@ def questions(scale: Scale) -> list[Question]:
         return Load(asks, scale.streams, scale.seconds, scale.least, moments)
 
     shortest, longest = scale.prompts
-    asked = [
+    measured = [
         Question(f"{scale.tokens} tokens each, concurrency {many}", "throughput", closed(many), (THROUGHPUT,))
         for many in scale.concurrencies
     ]
-    asked.append(
+    measured.append(
         Question(
             f"{scale.answers[0]} to {scale.answers[1]} tokens, {scale.rate:g} arrivals a second",
             "arrivals",
@@ -104,7 +104,7 @@ def questions(scale: Scale) -> list[Question]:
         )
     )
     title = f"prompts of {shortest} to {longest} tokens, concurrency {scale.concurrencies[1]}"
-    asked.append(Question(title, "first", first, FIRST))
+    measured.append(Question(title, "first", first, FIRST))
     title = f"{scale.streams} streams, a prompt of {longest} tokens every second"
-    asked.append(Question(title, "steady", steady, GAPS, streams=True))
-    return asked
+    measured.append(Question(title, "steady", steady, GAPS, streams=True))
+    return measured

@@ -22,8 +22,8 @@ def absolute(questions: Sequence[Question], columns: Sequence[Column]) -> str:
     rows = [["question", "figure", *(column.name for column in columns)]]
     for question in questions:
         for figure in question.figures:
-            found = [question.answers.get(column.name, {}).get(figure.name) for column in columns]
-            cells = [f"{statistics.median(one):.{figure.digits}f}" if one else "" for one in found]
+            columns_values = [question.answers.get(column.name, {}).get(figure.name) for column in columns]
+            cells = [f"{statistics.median(values):.{figure.digits}f}" if values else "" for values in columns_values]
             rows.append([question.title, figure.name, *cells])
     return "Medians of the rounds:\n\n" + markdown(rows)
 
@@ -53,7 +53,7 @@ def shares(question: Question, columns: Sequence[Column]) -> str:
         if alone and served:
             middle, low, high = median_ratio(served, alone)
             share = f"**{middle:.2f}** ({low:.2f}–{high:.2f})"
-            medians = [f"{statistics.median(one):.0f}" for one in (served, alone)]
+            medians = [f"{statistics.median(values):.0f}" for values in (served, alone)]
             rows.append([question.title, column.name, *medians, share])
     return "Tokens per second beside the engine alone, in one process:\n\n" + markdown(rows)
 

@@ -53,7 +53,7 @@ class Load:
             document["connections"],
             math.inf if seconds is None else seconds,
             document["least"],
-            [(at, Ask(**one)) for at, one in document["arrivals"]],
+            [(at, Ask(**ask)) for at, ask in document["arrivals"]],
         )
 
 
@@ -83,9 +83,11 @@ class Prompts:
         low, high = math.log(shortest), math.log(longest)
         return [Ask(self.prompt(round(math.exp(self.random.uniform(low, high)))), tokens) for _ in range(count)]
 
-    def poisson(self, count: int, rate: float, prompt: int, fewest: int, most: int) -> list[tuple[float, Ask]]:
+    def poisson(self, count: int, rate: float, prompt: int, fewest: int, maximum: int) -> list[tuple[float, Ask]]:
         """Return ``rate`` arrivals per second on average, with completions of ``fewest`` to ``most`` tokens."""
-        return [(at, Ask(self.prompt(prompt), self.random.randint(fewest, most))) for at in self._moments(count, rate)]
+        return [
+            (at, Ask(self.prompt(prompt), self.random.randint(fewest, maximum))) for at in self._moments(count, rate)
+        ]
 
     def _moments(self, count: int, rate: float) -> Iterator[float]:
         at = 0.0

@@ -86,10 +86,10 @@ class AioFrontend:
     async def _infer(self, message: pb.ModelInferRequest, context: _Context) -> bytes:
         responses: asyncio.Queue[bytes | ConchError] = asyncio.Queue()
         self._start(message, lambda body, final: responses.put_nowait(b"".join(body)), responses.put_nowait)
-        answer = await responses.get()
-        if isinstance(answer, ConchError):
-            await context.abort(_status(answer.code), answer.public)
-        return answer
+        response = await responses.get()
+        if isinstance(response, ConchError):
+            await context.abort(_status(response.code), response.public)
+        return response
 
     async def _stream_infer(
         self, messages: AsyncIterator[pb.ModelInferRequest], context: _Context

@@ -68,11 +68,11 @@ def main() -> None:
 
 def report(minutes: float, outcomes: Outcomes, sequences: Sequences, faults: Faults, watch: Watch) -> str:
     """The figures, as a list."""
-    answered = sum(outcomes.answered.values())
+    completed = sum(outcomes.answered.values())
     memory = [sample.memory for sample in watch.samples] or [0.0]
     descriptors = [sample.descriptors for sample in watch.samples] or [0]
     lines = [
-        f"{minutes:g} minutes on {os.cpu_count()} cores: {answered:,} right answers"
+        f"{minutes:g} minutes on {os.cpu_count()} cores: {completed:,} right answers"
         f" ({', '.join(f'{model} {count:,}' for model, count in sorted(outcomes.answered.items()))})",
         f"errors with a known cause: {_counts(outcomes.explained)};"
         f" connections refused: {outcomes.refused_connections:,}",

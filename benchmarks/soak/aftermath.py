@@ -50,9 +50,9 @@ def unread_traces(folder: Path) -> list[str]:
 def _late(look: Callable[[], list[str]]) -> list[str]:
     """What ``look`` still finds when time is up."""
     until = monotonic() + _GRACE
-    while (found := look()) and monotonic() < until:
+    while (remaining := look()) and monotonic() < until:
         sleep(0.1)
-    return found
+    return remaining
 
 
 def _pending(server: ConchServer) -> list[str]:

@@ -31,22 +31,22 @@ class HttpAsker:
 
     def ask(self, model: str, path: str, body: Any, check: Check) -> bool:
         """Send a request and count what became of it, as one of ``model``; whether it was answered."""
-        begun = monotonic()
+        start = monotonic()
         try:
-            status, answer = self.post(path, body)
+            status, response = self.post(path, body)
         except TimeoutError:
-            self._outcomes.hang(model, monotonic() - begun)
+            self._outcomes.hang(model, monotonic() - start)
             return False
         except (OSError, http.client.HTTPException):
             # Out of descriptors: the server closed the connection, or did not accept it.
             self._outcomes.refuse_connection()
             sleep(0.05)
             return False
-        seconds = monotonic() - begun
+        seconds = monotonic() - start
         if status == 200:
-            self._outcomes.answer(model, seconds, check(answer))
+            self._outcomes.answer(model, seconds, check(response))
             return True
-        self._outcomes.error(model, seconds, str(status), str(answer.get("error", answer)))
+        self._outcomes.error(model, seconds, str(status), str(response.get("error", response)))
         sleep(0.01)
         return False
 
@@ -71,41 +71,41 @@ class GrpcAsker:
         self._outcomes = outcomes
 
     def infer(self, model: str, tensor: grpcclient.InferInput, check: Check) -> bool:
-        begun = monotonic()
+        start = monotonic()
         try:
             result = self._client.infer(model, [tensor], client_timeout=PATIENCE)
         except InferenceServerException as error:
-            return self._failed(model, begun, error)
-        self._outcomes.answer(model, monotonic() - begun, check(result))
+            return self._failed(model, start, error)
+        self._outcomes.answer(model, monotonic() - start, check(result))
         return True
 
     def stream(self, model: str, tensor: grpcclient.InferInput, check: Check) -> bool:
         """Ask a decoupled model; ``check`` gets the list of its responses that are not empty."""
-        answers: queue.Queue[Any] = queue.Queue()
-        begun = monotonic()
-        self._client.start_stream(lambda result, error: answers.put((result, error)), stream_timeout=PATIENCE)
+        responses: queue.Queue[Any] = queue.Queue()
+        start = monotonic()
+        self._client.start_stream(lambda result, error: responses.put((result, error)), stream_timeout=PATIENCE)
         try:
             self._client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
             got: list[Any] = []
             while True:
-                result, error = answers.get(timeout=PATIENCE + 5)
+                result, error = responses.get(timeout=PATIENCE + 5)
                 if error is not None:
-                    return self._failed(model, begun, error)
+                    return self._failed(model, start, error)
                 response = result.get_response()
                 if response.outputs:
                     got.append(result)
                 if response.parameters["triton_final_response"].bool_param:
                     break
         except queue.Empty:
-            self._outcomes.hang(model, monotonic() - begun)
+            self._outcomes.hang(model, monotonic() - start)
             return False
         finally:
             self._client.stop_stream(cancel_requests=True)
-        self._outcomes.answer(model, monotonic() - begun, check(got))
+        self._outcomes.answer(model, monotonic() - start, check(got))
         return True
 
-    def _failed(self, model: str, begun: float, error: InferenceServerException) -> bool:
-        seconds = monotonic() - begun
+    def _failed(self, model: str, start: float, error: InferenceServerException) -> bool:
+        seconds = monotonic() - start
         status, message = str(error.status()), str(error.message())
         if "DEADLINE_EXCEEDED" in status:
             self._outcomes.hang(model, seconds)

@@ -64,8 +64,8 @@ class Clients:
         model = chance.choice(("echo", "echo", "other", "twice", "spare"))
         text = f"text {chance.random()} " * chance.choice((1, 1, 1, 3000))
 
-        def check(answer: Any) -> str:
-            got = answer["outputs"][0]["data"]
+        def check(response: Any) -> str:
+            got = response["outputs"][0]["data"]
             right = len(got) == 1 and _is_marked(got[0], text, 2 if model == "twice" else 1)
             return "" if right else f"answered {got!s:.200}"
 
@@ -74,8 +74,8 @@ class Clients:
     def _embed(self, chance: random.Random) -> None:
         text = chance.choice(list(self._expected))
 
-        def check(answer: Any) -> str:
-            close = np.allclose(_first(answer), self._expected[text], atol=1e-4)
+        def check(response: Any) -> str:
+            close = np.allclose(_first(response), self._expected[text], atol=1e-4)
             return "" if close else "another embedding than alone"
 
         self._asker.ask("encoder", "/v2/models/encoder/infer", _text_body(text, "text_input"), check)
@@ -86,7 +86,7 @@ class Clients:
             "writer",
             "/v2/models/writer/generate",
             self._writing(),
-            lambda answer: "" if answer["text_output"] == expected else f"wrote {answer['text_output']!r:.200}",
+            lambda response: "" if response["text_output"] == expected else f"wrote {response['text_output']!r:.200}",
         )
 
     def _embedding(self, text: str) -> Any:
@@ -136,14 +136,16 @@ def _texts(chance: random.Random) -> list[str]:
     return [" ".join(chance.choices(_WORDS, k=chance.randint(1, 40))) for _ in range(20)]
 
 
-def _is_marked(answer: str, text: str, times: int) -> bool:
+def _is_marked(text_output: str, text: str, times: int) -> bool:
     """Whether an echo's answer is the text behind as many marks."""
-    return answer.endswith(text) and re.fullmatch(rf"({MARK}\d+ ){{{times}}}", answer[: -len(text)]) is not None
+    return (
+        text_output.endswith(text) and re.fullmatch(rf"({MARK}\d+ ){{{times}}}", text_output[: -len(text)]) is not None
+    )
 
 
 def _text_body(text: str, name: str = "TEXT") -> dict[str, Any]:
     return {"inputs": [{"name": name, "datatype": "BYTES", "shape": [1, 1], "data": [text]}]}
 
 
-def _first(answer: Any) -> Any:
-    return np.array(answer["outputs"][0]["data"], np.float32)
+def _first(response: Any) -> Any:
+    return np.array(response["outputs"][0]["data"], np.float32)

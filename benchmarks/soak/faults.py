@@ -73,8 +73,8 @@ class Faults:
             self.done[name] += 1
 
     def _worker(self) -> psutil.Process | None:
-        found = workers(self._server)
-        return self._chance.choice(found) if found else None
+        processes = workers(self._server)
+        return self._chance.choice(processes) if processes else None
 
     def _signal(self, number: int) -> psutil.Process | None:
         worker = self._worker()

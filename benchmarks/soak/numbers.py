@@ -57,16 +57,16 @@ class NumberClients:
             "outputs": [{"name": "Y", "parameters": {**used, "shared_memory_offset": size}}],
         }
 
-        def check(answer: Any) -> str:
+        def check(response: Any) -> str:
             expected = tripled(region.memory[:numbers])
             untouched = bool((region.memory[_MOST + numbers :] == -1).all())
             right = untouched and np.array_equal(region.memory[_MOST : _MOST + numbers], expected)
-            return "" if right else f"other bytes in shared memory than there should be, {answer!s:.200}"
+            return "" if right else f"other bytes in shared memory than there should be, {response!s:.200}"
 
-        answered = self._asker.ask("shared memory", "/v2/models/plain/infer", body, check)
+        succeeded = self._asker.ask("shared memory", "/v2/models/plain/infer", body, check)
         region.uses += 1
         # After an error, the model may still write to the region, so the next request uses another one.
-        if not answered or region.uses >= _USES:
+        if not succeeded or region.uses >= _USES:
             self._forget(region)
 
     def end(self) -> None:
@@ -77,8 +77,8 @@ class NumberClients:
     def _infer(self, model: str, values: np.ndarray, expected: np.ndarray) -> None:
         tensor = {"name": "X", "datatype": "INT32", "shape": list(values.shape), "data": values.ravel().tolist()}
 
-        def check(answer: Any) -> str:
-            got = answer["outputs"][0]["data"]
+        def check(response: Any) -> str:
+            got = response["outputs"][0]["data"]
             return "" if got == expected.ravel().tolist() else f"answered {got!s:.200} to {values!s:.200}"
 
         self._asker.ask(model, f"/v2/models/{model}/infer", {"inputs": [tensor]}, check)
@@ -86,13 +86,13 @@ class NumberClients:
     def _register(self, region: _Region) -> bool:
         size = {"key": f"/{region.name}", "offset": 0, "byte_size": 8 * _MOST}
         path = f"/v2/systemsharedmemory/region/{region.name}/register"
-        return self._asker.ask("registering", path, size, lambda answer: "")
+        return self._asker.ask("registering", path, size, lambda response: "")
 
     def _forget(self, region: _Region) -> None:
         """Unregister a region, with retries until the server responds, and remove it."""
         path = f"/v2/systemsharedmemory/region/{region.name}/unregister"
         for _ in range(100):
-            if self._asker.ask("registering", path, {}, lambda answer: ""):
+            if self._asker.ask("registering", path, {}, lambda response: ""):
                 break
         region.path.unlink()
         self._regions.region = None

@@ -47,7 +47,7 @@ class Watch:
         early, late = self.samples[size : 2 * size], self.samples[-size:]
         if not early:
             return 0.0
-        return median(one.memory for one in late) - median(one.memory for one in early)
+        return median(sample.memory for sample in late) - median(sample.memory for sample in early)
 
     def _run(self) -> None:
         while not self._stopped.wait(_PERIOD):

@@ -21,25 +21,25 @@ class TritonPythonModel:
 
     def execute(self, requests):
         texts = [row.decode() for request in requests for row in values(request, "text_input")]
-        wanted = [int(row) for request in requests for row in values(request, "max_tokens")]
-        answers = iter(self.generate(texts, wanted))
-        return [self.respond([next(answers) for _ in values(request, "text_input")]) for request in requests]
+        counts = [int(row) for request in requests for row in values(request, "max_tokens")]
+        texts_out = iter(self.generate(texts, counts))
+        return [self.respond([next(texts_out) for _ in values(request, "text_input")]) for request in requests]
 
-    def generate(self, texts, wanted):
-        most = max(wanted)
-        found = self.pipeline(
+    def generate(self, texts, counts):
+        maximum = max(counts)
+        outputs = self.pipeline(
             texts,
             batch_size=len(texts),
-            max_new_tokens=most,
-            min_new_tokens=most,
+            max_new_tokens=maximum,
+            min_new_tokens=maximum,
             do_sample=False,
             return_tensors=True,
         )
-        rows = [one[0]["generated_token_ids"][-most:] for one in found]
-        return [self.pipeline.tokenizer.decode(row[:count]) for row, count in zip(rows, wanted, strict=True)]
+        rows = [output[0]["generated_token_ids"][-maximum:] for output in outputs]
+        return [self.pipeline.tokenizer.decode(row[:count]) for row, count in zip(rows, counts, strict=True)]
 
-    def respond(self, answers):
-        rows = np.array([[answer.encode()] for answer in answers], np.object_)
+    def respond(self, texts):
+        rows = np.array([[text.encode()] for text in texts], np.object_)
         return pb_utils.InferenceResponse([pb_utils.Tensor("text", rows)])
 
 

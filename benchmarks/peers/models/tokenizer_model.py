@@ -17,8 +17,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         texts = [pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy().ravel() for request in requests]
-        found = iter(self.tokenizer.encode_batch([text.decode() for one in texts for text in one]))
-        return [self.respond([next(found).ids for _ in one]) for one in texts]
+        encodings = iter(self.tokenizer.encode_batch([text.decode() for row_texts in texts for text in row_texts]))
+        return [self.respond([next(encodings).ids for _ in row_texts]) for row_texts in texts]
 
     def respond(self, rows):
         longest = max(map(len, rows))

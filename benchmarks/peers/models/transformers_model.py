@@ -16,8 +16,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         texts = [pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy().ravel() for request in requests]
-        rows = self.embed([text.decode() for one in texts for text in one])
-        ends = np.cumsum([len(one) for one in texts])
+        rows = self.embed([text.decode() for row_texts in texts for text in row_texts])
+        ends = np.cumsum([len(row_texts) for row_texts in texts])
         return [pb_utils.InferenceResponse([pb_utils.Tensor("EMBEDDING", part)]) for part in np.split(rows, ends[:-1])]
 
     @torch.inference_mode()
