@@ -75,7 +75,8 @@ class Settings:
         (), "Models", "Model to load at startup, * for all; repeatable.", common=True
     )
     model_load_overrides: LoadOverrides = option(
-        "files", "Models", "What a client's load may bring: files (which run), a configuration, or its name alone."
+        "files", "Models", "What a client may send with a load: files (which are executed), a configuration, "
+        "or only the name."
     )
     repository_poll_secs: Count = option(15, "Models", "Seconds between two polls of the repository in poll mode.")
     model_config_name: Annotated[str, Values("configurations")] = option(
@@ -90,7 +91,7 @@ class Settings:
         True, "Models", "Refuse to load models whose weights are larger than the available memory."
     )
     model_namespacing: bool = option(False, "Models", "Allow one model name in several repositories.")
-    max_warmup_bytes: Count = option(128 << 20, "Models", "Largest data of a warm-up sample, in bytes.")
+    max_warmup_bytes: Count = option(128 << 20, "Models", "Maximum size of a warm-up sample, in bytes.")
     debug: str = option("", "Models", "Model whose only instance is connected to the terminal, so that "
                                       "breakpoint() works.")
     backend_directory: DirectoryName = option(

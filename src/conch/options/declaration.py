@@ -123,8 +123,8 @@ def option(
 ) -> Any:
     """Declare an option as a field of a dataclass; see :class:`Option`.
 
-    ``flags`` come first on the command line; a long one among them replaces the flag made from the name. An option is
-    ``repeatable`` if its type is a tuple, a Boolean is a ``switch``, unless this is given.
+    ``flags`` come first on the command line; a long one among them replaces the flag made from the name. By default, an
+    option whose type is a tuple is ``repeatable``, and a Boolean is a ``switch``.
     """
     declared = {
         "section": section, "help": help, "flags": flags, "metavar": metavar, "read": read, "repeatable": repeatable,

@@ -9,7 +9,7 @@ To add an engine:
 2. Add the name of the module to ``TEXT_ENGINES`` in ``conch/checkpoints/options.py``, with the kind of files that it
    loads. This makes the name a value of the parameter ``engine``. Extend ``choose_engine``
    (``generation_backend.py``) for the cases in which it is the best choice. Add its library to pyproject.toml as an
-   extra, and to the modules that may be missing for mypy.
+   extra, to ``PACKAGES`` in ``conch/machine/extras.py``, and to the modules that may be missing for mypy.
 3. List its ``features``. Requests with sampling parameters that need other features are refused before they reach it.
 4. Test it like the other engines in ``tests/unit/backends/engines`` (same tokens as transformers alone and in a busy
    batch, cancellation, finish reasons, usage), and add it to docs/generation.md (the table of engines) and
@@ -186,7 +186,7 @@ class GenerationEngine(ABC):
 
     @abstractmethod
     def cancel(self, id: int) -> None:
-        """Drop a request and free its resources, by the next step at the latest; unknown ids have no effect.
+        """Cancel a request, and free its resources no later than the next step; unknown ids have no effect.
 
         Later steps report nothing about it.
         """

@@ -91,7 +91,7 @@ class RequestState:
 
     @property
     def structure(self) -> Structure | None:
-        """The structure that the output must fit, the same for all prompts of a request; None if there is none."""
+        """The structure that the output must match, the same for all prompts of a request; None if there is none."""
         return next((sampling.structured_outputs for _, sampling in self.builder.prompts), None)
 
     @property

@@ -284,7 +284,7 @@ def _chunk(piece: Mapping[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def _frames(chunk: Mapping[str, Any]) -> int:
-    """Estimate the encoder positions of a chunk: half its feature frames, or 1/320 of its samples."""
+    """Estimate the number of encoder positions of a chunk: half its feature frames, or 1/320 of its samples."""
     shapes = [tuple(map(int, value.shape)) for value in chunk.values() if getattr(value, "ndim", 0) >= 2]
     return max(max(1, shape[-1] // (2 if len(shape) > 2 else 320)) for shape in shapes)
 

@@ -188,7 +188,7 @@ def _first_logits(model: Any, texts: Sequence[list[int]], pad: int) -> Any:
 
 
 def _padded(texts: Sequence[Sequence[int]], pad: int, device: Any) -> dict[str, Any]:
-    """Pad texts (token ids) at the end with the token ``pad``; returns ``input_ids`` and ``attention_mask``."""
+    """Pad token sequences on the right with the token ``pad``; returns ``input_ids`` and ``attention_mask``."""
     import torch
 
     longest = max(map(len, texts))

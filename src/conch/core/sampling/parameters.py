@@ -2,9 +2,9 @@
 
 Each field of :class:`SamplingParams` declares a parameter: its name (as in vLLM's ``SamplingParams`` if it exists
 there), type, neutral default, names in other protocols, and the required engine feature. The request readers, the
-tensors of the text and TensorRT-LLM I/O formats, the members of OpenAI's API, the checks of engine features and the
-table in docs/generation.md are derived from these declarations. To add a parameter, add a field here and implement it
-in each engine.
+tensors of the text and TensorRT-LLM I/O formats, the members of OpenAI's API and the checks of engine features are
+derived from these declarations; a test compares the table in docs/generation.md with them. To add a parameter, add a
+field here and implement it in each engine.
 
 Pure functions; imported by the server's front ends and by workers.
 """

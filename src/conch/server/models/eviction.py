@@ -233,7 +233,7 @@ class OnDemandPlanner:
         self._relieve(now)
 
     def _load_awaited_steps(self) -> None:
-        """Load ensemble steps that requests wait for on their own too, because the load of the ensemble may stall."""
+        """Load steps that requests wait for separately as well, because the load of the ensemble may stall."""
         for name in self._waiting:
             resident = self._residents.get(name)
             if resident is not None and resident.phase is Phase.LOADING and not _loads_alone(name, resident):
@@ -348,7 +348,7 @@ class OnDemandPlanner:
         return any(name in self._residents[holder].footprint.members for holder in holders)
 
     def _protected_until(self, resident: _Resident) -> float:
-        """Return until when a busy model may not be evicted (s): for its minimum time, or the duration of its load."""
+        """Return the time (s) before which a busy model may not be evicted: its minimum time or its load's duration."""
         return resident.since + max(self.limits.min_loaded, resident.load)
 
     def _last_used(self, name: str, resident: _Resident) -> float:

@@ -194,7 +194,7 @@ class ModelLoader:
     async def _read_configuration(
         self, files: ModelFiles, override: Override | None, model_state: ModelState | None
     ) -> ModelConfig:
-        """Return the configuration of a model. Raises INVALID_ARG if a client's selects code that it may not select."""
+        """Return the configuration of a model. Raises INVALID_ARG if a client's selects code that is not allowed."""
         config = self._configure(files)
         if override and not override.of_any_code:
             known = [self._configure(await self.repository.described(files.key))]
@@ -367,7 +367,11 @@ class ModelLoader:
             definition = ModelDefinition(files, config, steps, ensemble.overridden)
             await self._replace_versions(ensemble, definition, by_model)
         except ConchError as error:
-            LOG.error("failed to load '%s', whose members are back: %s", ensemble.name, error.status)
+            LOG.error(
+                "failed to reload ensemble '%s' although the models of its steps are ready again: %s",
+                ensemble.name,
+                error.status,
+            )
             return False
         return True
 

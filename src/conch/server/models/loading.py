@@ -1,6 +1,7 @@
 """Loads a model version: completes its configuration, starts its workers and creates its executor.
 
-Called by the lifecycle, on the event loop. A load that fails ends all workers that it has started.
+Called by ``ModelLoader`` (``load_model.py``), on the event loop. A load that fails ends all workers that it has
+started.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The memory ledger: how much memory each model uses, how much a load will use, and whether it is available.
 
-The rollout measures a model after its load and before its end; readers of the figures request new measurements. Runs on
-the event loop; processes and directories are read in a thread.
+A model is measured after it is loaded and before it is unloaded; callers that read the figures call ``refresh`` for new
+ones. Runs on the event loop; processes and directories are read in a thread.
 """
 
 from __future__ import annotations
@@ -236,5 +236,5 @@ def _too_large(files: ModelFiles, version: int, weights: WeightFiles, left: str)
     return unavailable(
         f"model '{files.name}' version {version} does not fit into memory: its weights ({names}{more}) take "
         f"{mebibytes(weights.least)} at least, and {left}; unload other models, or start the server with "
-        "--check-memory-on-load=false to have it tried all the same"
+        "--check-memory-on-load=false to try it anyway"
     )

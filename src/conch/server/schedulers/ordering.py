@@ -19,7 +19,7 @@ class InOrder:
         request.order = self
 
     def deliver(self, request: InferRequest, response: InferResponse, on_response: OnResponse) -> None:
-        """Deliver all responses that no earlier request blocks any longer."""
+        """Hold a response until all earlier requests are complete; deliver all that are no longer blocked."""
         self._held[request].append((response, on_response))
         while self._held:
             first, responses = next(iter(self._held.items()))

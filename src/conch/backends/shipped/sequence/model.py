@@ -13,9 +13,9 @@ CONTROLS = ("START", "READY")
 
 
 class TritonPythonModel:
-    """Answers with the sum so far in each element of ``OUTPUT``, after ``execute_delay_ms``.
+    """Returns the running sum in each element of ``OUTPUT``, after ``execute_delay_ms``.
 
-    The sum of a slot begins anew where ``START`` is set, and stays as it is where ``READY`` is not.
+    The sum of a slot restarts where ``START`` is set, and is unchanged where ``READY`` is not set.
     """
 
     def initialize(self, args):

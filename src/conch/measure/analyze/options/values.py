@@ -38,7 +38,7 @@ def shown(value: Any) -> str:
 
 
 def text(name: str, value: Any) -> str:
-    """Read a nonempty text."""
+    """Read a non-empty string."""
     if isinstance(value, str) and value.strip():
         return value.strip()
     raise wrong(name, value, "a text")

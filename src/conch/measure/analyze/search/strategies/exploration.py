@@ -274,7 +274,7 @@ class Exploration:
 
     @property
     def best_height(self) -> float:
-        """The worth of the best candidate as one number."""
+        """The height of the best candidate; negative infinity if there is none."""
         return self.height(self.best) if self.best is not None else -inf
 
     def height(self, candidate: Candidate) -> float:
