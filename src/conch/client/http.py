@@ -141,14 +141,14 @@ class EventStream(ResultStream):
         if "error" in event and "model_name" not in event:
             raise ConchError(str(event["error"]), self._code or Code.UNKNOWN)  # only the first response has a code
         specs = self._request.signature.outputs
-        wanted = self._request.outputs
+        requested = self._request.outputs
         return InferResult(
             event["model_name"],
             str(event["model_version"]),
             {
                 name: from_values(name, specs[name].datatype, self._shape(specs[name], value), value)
                 for name, value in event.items()
-                if name in specs and (not wanted or name in wanted)
+                if name in specs and (not requested or name in requested)
             },
             event.get("id", ""),
             {name: value for name, value in event.items() if name not in specs and name not in _OF_RESPONSE},

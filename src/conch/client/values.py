@@ -91,13 +91,13 @@ def _array(signature: ModelSignature, spec: TensorSpec, value: Any) -> NDArray[A
         if spec.datatype == "BYTES":
             return _encoded(_objects(value), what)
         array = np.asarray(value)
-        wanted = np.dtype("<f4") if spec.datatype == "BF16" else _TYPES[spec.datatype]
-        if wanted == _TYPES["UINT64"] and not isinstance(value, np.ndarray):
+        dtype = np.dtype("<f4") if spec.datatype == "BF16" else _TYPES[spec.datatype]
+        if dtype == _TYPES["UINT64"] and not isinstance(value, np.ndarray):
             array = _large_integers(array, value)
     except ValueError:
         raise invalid(f"{what}; the lists given have different lengths") from None
-    if array.dtype != wanted:
-        array = _converted(array, wanted, what)
+    if array.dtype != dtype:
+        array = _converted(array, dtype, what)
     return _upper_halves(array) if spec.datatype == "BF16" else array
 
 
@@ -109,14 +109,14 @@ def _objects(value: Any) -> NDArray[Any]:
 
 def _encoded(texts: NDArray[Any], what: str) -> NDArray[Any]:
     encoded = np.empty(texts.shape, np.object_)
-    for place, text in np.ndenumerate(texts):
+    for index, text in np.ndenumerate(texts):
         if isinstance(text, str):
             try:
-                encoded[place] = text.encode()
+                encoded[index] = text.encode()
             except UnicodeEncodeError as error:
                 raise invalid(f"{what}; {text!r:.80} cannot be written in UTF-8: {error.reason}") from None
         elif isinstance(text, bytes):
-            encoded[place] = text
+            encoded[index] = text
         else:
             raise invalid(f"{what}, as str or bytes; got {text!r:.80} ({type(text).__name__})")
     return encoded
@@ -131,18 +131,18 @@ def _large_integers(array: NDArray[Any], value: Any) -> NDArray[Any]:
     return array
 
 
-def _converted(array: NDArray[Any], wanted: np.dtype[Any], what: str) -> NDArray[Any]:
-    """Convert ``array`` to ``wanted``; refuses a change of values other than the rounding of floats."""
-    kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[wanted.kind]
+def _converted(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> NDArray[Any]:
+    """Convert ``array`` to ``dtype``; refuses a change of values other than the rounding of floats."""
+    kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[dtype.kind]
     if array.size and array.dtype.kind not in kinds:
-        bfloat16 = array.dtype.name == "bfloat16" and wanted.kind == "f"
+        bfloat16 = array.dtype.name == "bfloat16" and dtype.kind == "f"
         if not bfloat16:
             raise invalid(f"{what}; got {array.dtype} ({array.flat[0]!r:.80})")
     with np.errstate(over="ignore"):
-        converted = array.astype(wanted)
-    if array.size and not np.can_cast(array.dtype, wanted, "safe"):
-        if wanted.kind in "iu":
-            limits = np.iinfo(wanted)
+        converted = array.astype(dtype)
+    if array.size and not np.can_cast(array.dtype, dtype, "safe"):
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
             low, high = int(array.min()), int(array.max())
             if low < limits.min or high > limits.max:
                 raise invalid(f"{what}; {low if low < limits.min else high} is out of its range")

@@ -224,9 +224,9 @@ def complete_instances(config: ModelConfig, gpus: Sequence[int] = (), preference
             group.gpus.extend(gpus)
 
 
-def complete_ensemble(config: ModelConfig, members: Iterable[ModelConfig]) -> None:
+def complete_ensemble(config: ModelConfig, step_configs: Iterable[ModelConfig]) -> None:
     """Fill an ensemble's transaction policy in place: the ensemble is decoupled if the model of any step is."""
-    config.model_transaction_policy.decoupled = any(member.model_transaction_policy.decoupled for member in members)
+    config.model_transaction_policy.decoupled = any(step.model_transaction_policy.decoupled for step in step_configs)
 
 
 def merge_completion(config: ModelConfig, completion: ModelConfig) -> None:

@@ -150,14 +150,14 @@ def _edit_values(
     repeated = field.default_value == []
     old = list(getattr(before, field.name)) if repeated else [getattr(before, field.name)]
     new = list(getattr(after, field.name)) if repeated else [getattr(after, field.name)]
-    places = [value for entry in present for value in entry.values]
-    if len(places) != len(old) or len(old) != len(new) or not _is_set(after, field):
+    spans = [value for entry in present for value in entry.values]
+    if len(spans) != len(old) or len(old) != len(new) or not _is_set(after, field):
         return False
-    for place, was, value in zip(places, old, new, strict=True):
+    for span, was, value in zip(spans, old, new, strict=True):
         if field.message_type is not None:
-            _edit_message(text, _Span(place.start + 1, place.end - 1), was, value, edits)
+            _edit_message(text, _Span(span.start + 1, span.end - 1), was, value, edits)
         elif was != value:
-            edits.append((place, _scalar(field, value)))
+            edits.append((span, _scalar(field, value)))
     return True
 
 
@@ -181,11 +181,11 @@ def _edit_entries(
         )
         if key in new and value is not None:
             described = before.DESCRIPTOR.fields_by_name[name].message_type.fields_by_name["value"]
-            place = value.values[0]
+            span = value.values[0]
             if described.message_type is not None:
-                _edit_message(text, _Span(place.start + 1, place.end - 1), old[key], new[key], edits)
+                _edit_message(text, _Span(span.start + 1, span.end - 1), old[key], new[key], edits)
             else:
-                edits.append((place, _scalar(described, new[key])))
+                edits.append((span, _scalar(described, new[key])))
         else:
             added += _replace(text, [field] if field is not None else [], _written(after, name, key), edits)
     return added

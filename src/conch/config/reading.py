@@ -79,18 +79,18 @@ def open_regular(path: Path) -> BufferedReader:
         raise
 
 
-def read_small(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a file. Raises OSError as :func:`open_regular` does, and for more than ``most`` bytes."""
+def read_small(path: Path, limit: int = MOST_BYTES) -> bytes:
+    """Read a file. Raises OSError as :func:`open_regular` does, and for more than ``limit`` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise OSError(errno.EFBIG, f"it has {size:,} bytes, and may have {most:,}", str(path))
-        return file.read(most)
+        if size > limit:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, and may have {limit:,}", str(path))
+        return file.read(limit)
 
 
-def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
+def read_json(path: Path, limit: int = MOST_JSON_BYTES) -> Any:
     """Read a JSON file. Raises OSError as :func:`read_small` does, and ValueError for invalid JSON."""
-    content = read_small(path, most)
+    content = read_small(path, limit)
     try:
         return json.loads(content)
     except RecursionError:

@@ -250,11 +250,11 @@ class _ParameterReader:
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
-        self._given = parameters(config)
+        self._parameters = parameters(config)
         self.problems: list[Problem] = []
 
     def settings(self) -> RemoteSettings:
-        values = self._given
+        values = self._parameters
         return RemoteSettings(
             urls=self._urls(),
             model=values.get("model", "") or self._config.name,
@@ -277,8 +277,8 @@ class _ParameterReader:
         self.problems.append(Problem(message, ("parameters", name)))
 
     def _urls(self) -> tuple[str, ...]:
-        urls = tuple(filter(None, (text.strip() for text in self._given.get("url", "").split(","))))
-        if not urls and "url" not in self._given:
+        urls = tuple(filter(None, (text.strip() for text in self._parameters.get("url", "").split(","))))
+        if not urls and "url" not in self._parameters:
             self._note("url", f"remote model '{self._config.name}' has no parameter 'url'")
         decoupled = self._config.model_transaction_policy.decoupled
         self._attempt("url", lambda: check_urls(urls, decoupled=decoupled, model=self._config.name))
@@ -291,7 +291,7 @@ class _ParameterReader:
             self._note(name, error.message)
 
     def _number(self, name: str, default: float, *, whole: bool = False, above_zero: bool = False) -> float:
-        text = self._given.get(name, "")
+        text = self._parameters.get(name, "")
         if not text:
             return default
         try:
@@ -300,19 +300,19 @@ class _ParameterReader:
             number = -1
         if number < 0 or not isfinite(number) or (above_zero and not number):
             kind = "a whole number" if whole else "a number of seconds"
-            least = "more than 0" if above_zero else "0 or more"
-            self._note(name, f"parameter '{name}' is '{text}'; it must be {kind}, {least}")
+            bound = "more than 0" if above_zero else "0 or more"
+            self._note(name, f"parameter '{name}' is '{text}'; it must be {kind}, {bound}")
             return default
         return number
 
     def _flag(self, name: str) -> bool:
-        text = self._given.get(name, "false").lower()
+        text = self._parameters.get(name, "false").lower()
         if text not in ("true", "false", "1", "0"):
             self._note(name, f"parameter '{name}' is '{text}'; it must be true or false")
         return text in ("true", "1")
 
     def _affinity(self) -> str:
-        name, inputs = self._given.get("affinity", ""), self._config.input
+        name, inputs = self._parameters.get("affinity", ""), self._config.input
         if name and inputs and not any(tensor.name == name and _is_string(tensor.data_type) for tensor in inputs):
             self._note(
                 "affinity",
@@ -322,10 +322,10 @@ class _ParameterReader:
         return name
 
     def _key(self) -> str:
-        certificate, key = self._given.get("certificate_file", ""), self._given.get("key_file", "")
+        certificate, key = self._parameters.get("certificate_file", ""), self._parameters.get("key_file", "")
         if bool(certificate) != bool(key):
-            here, missing = ("certificate_file", "key_file") if certificate else ("key_file", "certificate_file")
-            self._note(here, f"parameter '{here}' needs '{missing}' beside it")
+            present, missing = ("certificate_file", "key_file") if certificate else ("key_file", "certificate_file")
+            self._note(present, f"parameter '{present}' needs '{missing}' beside it")
         return key
 
 

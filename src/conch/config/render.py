@@ -130,7 +130,7 @@ def _with_enum_names(value: Any, descriptor: Descriptor) -> Any:
     if not isinstance(value, dict):
         return value
     fields = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
-    return {key: _with_enum_name(member, fields[key]) if key in fields else member for key, member in value.items()}
+    return {key: _with_enum_name(item, fields[key]) if key in fields else item for key, item in value.items()}
 
 
 def _with_enum_name(value: Any, field: FieldDescriptor) -> Any:
@@ -142,5 +142,5 @@ def _with_enum_name(value: Any, field: FieldDescriptor) -> Any:
         return value
     if field.message_type.GetOptions().map_entry:
         of = field.message_type.fields_by_name["value"]
-        return {key: _with_enum_name(member, of) for key, member in value.items()} if isinstance(value, dict) else value
+        return {key: _with_enum_name(item, of) for key, item in value.items()} if isinstance(value, dict) else value
     return _with_enum_names(value, field.message_type)

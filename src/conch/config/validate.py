@@ -484,9 +484,9 @@ def validate_load(config: ModelConfig, gpus: Sequence[int] = ()) -> None:
     validate_instances(config, gpus)
 
 
-def validate_ensemble(config: ModelConfig, members: Mapping[str, ModelConfig]) -> None:
+def validate_ensemble(config: ModelConfig, step_configs: Mapping[str, ModelConfig]) -> None:
     """Refuse an ensemble with steps that do not fit the completed configurations of their models."""
-    refuse(member_problems(config, members))
+    refuse(member_problems(config, step_configs))
 
 
 def check_directory_name(config: ModelConfig, directory: str) -> None:

@@ -91,9 +91,9 @@ def _unused_problems(config: ModelConfig) -> Problems:
     steps = config.ensemble_scheduling.step
     read = {tensor for step in steps for tensor in step.input_map.values()}
     written = {tensor for step in steps for tensor in step.output_map.values()}
-    wanted = read | {tensor.name for tensor in config.output}
+    used = read | {tensor.name for tensor in config.output}
     for name in sorted(read | written):
-        if name not in _connected(config) or name not in wanted:
+        if name not in _connected(config) or name not in used:
             yield Problem(f"ensemble tensor '{name}' is unused in ensemble '{config.name}'", _SCHEDULING)
 
 
@@ -128,13 +128,13 @@ def _same_shape(shape: Sequence[int], other: Sequence[int]) -> bool:
     return len(shape) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(shape, other, strict=True))
 
 
-def member_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> Problems:
+def member_problems(config: ModelConfig, step_configs: Mapping[str, ModelConfig]) -> Problems:
     """Yield all errors in an ensemble's use of other models.
 
-    ``members`` are the completed configurations of its steps' models, by name; unavailable models are missing.
+    ``step_configs`` are the completed configurations of its steps' models, by name; unavailable models are missing.
     """
     for index, step in enumerate(config.ensemble_scheduling.step):
-        if step.model_name not in members:
+        if step.model_name not in step_configs:
             yield Problem(
                 f"ensemble {config.name} contains models that are not available or ambiguous: {step.model_name}",
                 (*_step_path(index), "model_name"),
@@ -142,15 +142,15 @@ def member_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> 
             return
     tensors = _Tensors(config)
     for index, step in enumerate(config.ensemble_scheduling.step):
-        member = members[step.model_name]
-        if 1 <= member.max_batch_size < config.max_batch_size:
+        step_config = step_configs[step.model_name]
+        if 1 <= step_config.max_batch_size < config.max_batch_size:
             yield Problem(
                 f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
-                f"{member.name} which only allows maximum batch size to be {member.max_batch_size}",
+                f"{step_config.name} which only allows maximum batch size to be {step_config.max_batch_size}",
                 ("max_batch_size",),
             )
-        yield from _mapping_problems(config, index, member, tensors)
-    yield from _origin_problems(config, members, tensors)
+        yield from _mapping_problems(config, index, step_config, tensors)
+    yield from _origin_problems(config, step_configs, tensors)
 
 
 @dataclass
@@ -181,43 +181,45 @@ class _Tensors:
             )
 
 
-def _mapping_problems(config: ModelConfig, index: int, member: ModelConfig, tensors: _Tensors) -> Problems:
+def _mapping_problems(config: ModelConfig, index: int, step_config: ModelConfig, tensors: _Tensors) -> Problems:
     step, where = config.ensemble_scheduling.step[index], _step_path(index)
-    inputs = {tensor.name: tensor for tensor in member.input}
-    outputs = {tensor.name: tensor for tensor in member.output}
+    inputs = {tensor.name: tensor for tensor in step_config.input}
+    outputs = {tensor.name: tensor for tensor in step_config.output}
     subject = f"in ensemble {config.name}"
     for name in sorted(set(step.input_map) - set(inputs)):
         yield Problem(
             f"{subject}, ensemble tensor {step.input_map[name]} is mapping to non-existing input {name} in model "
-            f"{member.name}",
+            f"{step_config.name}",
             (*where, "input_map"),
             hint=f"its inputs are: {_listed(inputs)}",
         )
     for name, tensor in inputs.items():
         if name in step.input_map:
-            yield from tensors.problems(step.input_map[name], _Inferred.of(member, tensor), (*where, "input_map"))
+            yield from tensors.problems(step.input_map[name], _Inferred.of(step_config, tensor), (*where, "input_map"))
         elif not tensor.optional:
             yield Problem(
-                f"{subject}, input {name} in model {member.name} is not mapped to any ensemble tensors",
+                f"{subject}, input {name} in model {step_config.name} is not mapped to any ensemble tensors",
                 (*where, "input_map"),
             )
     for name in sorted(set(step.output_map) - set(outputs)):
         yield Problem(
             f"{subject}, ensemble tensor {step.output_map[name]} is mapped from non-existing output {name} in model "
-            f"{member.name}",
+            f"{step_config.name}",
             (*where, "output_map"),
             hint=f"its outputs are: {_listed(outputs)}",
         )
     for name, tensor in outputs.items():
         if name in step.output_map:
-            yield from tensors.problems(step.output_map[name], _Inferred.of(member, tensor), (*where, "output_map"))
+            yield from tensors.problems(
+                step.output_map[name], _Inferred.of(step_config, tensor), (*where, "output_map")
+            )
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _origin_problems(config: ModelConfig, members: Mapping[str, ModelConfig], tensors: _Tensors) -> Problems:
+def _origin_problems(config: ModelConfig, step_configs: Mapping[str, ModelConfig], tensors: _Tensors) -> Problems:
     """Yield an error for tensors that cannot be paired because they come from different decoupled steps.
 
     Inputs of one step, and the outputs of the ensemble, must have the same origin. Tensors that do not come from a
@@ -234,7 +236,7 @@ def _origin_problems(config: ModelConfig, members: Mapping[str, ModelConfig], te
             # Triton's message names the model that first defined the step's first output.
             yield Problem(f"{subject} '{tensors.known[written].model}' {reason}", _step_path(index))
             return
-        decoupled = members[step.model_name].model_transaction_policy.decoupled
+        decoupled = step_configs[step.model_name].model_transaction_policy.decoupled
         for tensor in step.output_map.values():
             origin[tensor] = index if decoupled else next(iter(origins), None)
     if len({origin[tensor.name] for tensor in config.output if tensor.name in origin}) > 1:
@@ -260,12 +262,12 @@ def cycle_of(name: str, step_models: Mapping[str, Iterable[str]]) -> tuple[str, 
     waiting = [name]
     while waiting:
         ensemble = waiting.pop()
-        for member in step_models.get(ensemble, ()):
-            if member == name:
+        for model in step_models.get(ensemble, ()):
+            if model == name:
                 return paths[ensemble]
-            if member not in paths:
-                paths[member] = (*paths[ensemble], member)
-                waiting.append(member)
+            if model not in paths:
+                paths[model] = (*paths[ensemble], model)
+                waiting.append(model)
     return ()
 
 
@@ -294,16 +296,16 @@ def version_problem(config: ModelConfig, loaded: Mapping[str, Iterable[int]]) ->
     return None
 
 
-def step_model_not_loaded(ensemble: str, member: str, error: str) -> Problem:
+def step_model_not_loaded(ensemble: str, model: str, error: str) -> Problem:
     """Return the error for an ensemble with a step model that has no loaded version; ``error`` is its load error."""
     return Problem(
-        f"ensemble '{ensemble}' depends on '{member}' which has no loaded version. Model '{member}' loading failed "
+        f"ensemble '{ensemble}' depends on '{model}' which has no loaded version. Model '{model}' loading failed "
         f"with error: {error}"
     )
 
 
-def step_model_not_valid(ensemble: str, member: str, error: str) -> Problem:
+def step_model_not_valid(ensemble: str, model: str, error: str) -> Problem:
     """Return the error for an ensemble with a step ensemble that was refused because of ``error``."""
     return Problem(
-        f"ensemble '{ensemble}' depends on '{member}' which is not valid. Model '{member}' failed with error: {error}"
+        f"ensemble '{ensemble}' depends on '{model}' which is not valid. Model '{model}' failed with error: {error}"
     )

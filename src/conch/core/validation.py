@@ -162,10 +162,10 @@ class _Walk(NamedTuple):
     size: int
 
 
-def _walk_strings(data: Buffer, most: int) -> _Walk:
-    """Walk over at most ``most`` elements; the last one may end after the data."""
+def _walk_strings(data: Buffer, limit: int) -> _Walk:
+    """Walk over at most ``limit`` elements; the last one may end after the data."""
     last, at, count, size = len(data) - 4, 0, 0, 0
-    while at <= last and count < most:
+    while at <= last and count < limit:
         size = _LENGTH.unpack_from(data, at)[0]
         at += 4 + size
         count += 1

@@ -162,15 +162,15 @@ def staged(out: Path, size: int = 0) -> Iterator[Path]:
     An existing ``out`` is not replaced: it may be a shell's current folder, a link or a volume.  Raises INVALID_ARG if
     writing fails or if the disk has no room for ``size`` bytes.
     """
-    there = out.is_dir()
+    exists = out.is_dir()
     try:
-        folder = Path(mkdtemp(prefix=".conch-", dir=out if there else out.absolute().parent))
+        folder = Path(mkdtemp(prefix=".conch-", dir=out if exists else out.absolute().parent))
         try:
             _check_disk_space(folder, size, out)
             yield folder
             for inner, _, _ in os.walk(folder):
                 os.chmod(inner, 0o755)
-            if there:
+            if exists:
                 _move_all(folder, out)
             else:
                 os.rename(folder, out.absolute())
@@ -253,7 +253,7 @@ def _named_folders(root: Path, packed: Contents, configs: Mapping[str, ModelConf
         for named in (parameters(configs[model]).get("model"), document.get("model")):
             if isinstance(named, str) and named:
                 path = named.replace(MODEL_DIRECTORY, str(directory.parent))
-                yield from ((place / path).resolve() for place in (directory, directory.parent))
+                yield from ((parent / path).resolve() for parent in (directory, directory.parent))
 
 
 #: A name that every platform accepts, and that needs no quotes in a shell.
@@ -312,17 +312,17 @@ def deployment(
     chosen = requirements.models[0] if several and not model else requirements.chosen(model)
     name = name or f"conch-{re.sub(r'[^A-Za-z0-9]+', '-', chosen).strip('-')}"[:63].strip("-")
     endpoint = endpoint_for(endpoint, chosen, requirements.tasks.get(chosen, ""))
-    asked = example(requirements.configs[chosen], endpoint, chosen, chosen in requirements.writers)
+    request = example(requirements.configs[chosen], endpoint, chosen, chosen in requirements.writers)
     packed = only_serving(repository, contents(repository), requirements.configs)
-    return Deployment(name, chosen, endpoint, requirements, packed, asked)
+    return Deployment(name, chosen, endpoint, requirements, packed, request)
 
 
-def check_size(contents: Contents, limit: int, place: str) -> None:
-    """Raise INVALID_ARG if a repository exceeds the limit of ``place`` (bytes)."""
+def check_size(contents: Contents, limit: int, platform: str) -> None:
+    """Raise INVALID_ARG if a repository exceeds the limit of ``platform`` (bytes)."""
     if contents.size > limit:
         raise invalid(
-            f"the repository has {shown(contents.size)}, and {place} takes at most {shown(limit)}: leave models out, "
-            "or name their checkpoints on the Hugging Face Hub instead of packing them"
+            f"the repository has {shown(contents.size)}, and {platform} takes at most {shown(limit)}: leave models "
+            "out, or name their checkpoints on the Hugging Face Hub instead of packing them"
         )
 
 

@@ -119,12 +119,12 @@ def _run_locally(
     mounted = folder / "deployed_model"
     with ZipFile(written / "artifact.zip") as archive:
         archive.extractall(mounted)
-    here = [
+    local_arguments = [
         argument.replace(MOUNT, str(mounted)).replace(f"--oci-port={PORT}", f"--oci-port={port}")
         for argument in arguments
     ]
     return LocalRun(
-        ("conch", "serve", *here),
+        ("conch", "serve", *local_arguments),
         variables,
         variables["MODEL_DEPLOY_HEALTH_ENDPOINT"],
         variables["MODEL_DEPLOY_PREDICT_ENDPOINT"],

@@ -256,9 +256,9 @@ def _is_outside(named: str, version_directory: Path, root: Path) -> bool:
     """Return whether a parameter names an existing file or folder outside of ``root``."""
     with suppress(OSError, RuntimeError):  # an invalid file name, or a missing home directory
         path = Path(named).expanduser()
-        for place in (version_directory / path, version_directory.parent / path):
-            if place.exists():
-                return not place.resolve().is_relative_to(root)
+        for candidate in (version_directory / path, version_directory.parent / path):
+            if candidate.exists():
+                return not candidate.resolve().is_relative_to(root)
     return False
 
 
@@ -312,14 +312,14 @@ def _of_checkpoint(directory: Path, overrides: Options) -> tuple[set[str], str, 
     if not options.model or local_path(directory, options.model) is not None:
         checkpoint = Checkpoint.open(directory, overrides, model_file=document)
         engine, task = checkpoint.engine, checkpoint.task
-    wanted = {extra_of(engine), *(_TEXT.get(engine, ()) if task in ("", TEXT_GENERATION) else ())}
+    extras = {extra_of(engine), *(_TEXT.get(engine, ()) if task in ("", TEXT_GENERATION) else ())}
     if any(part in task for part in _SOUND):
-        wanted.add("audio")
+        extras.add("audio")
     elif any(part in task for part in _IMAGES):
-        wanted.add("image")
+        extras.add("image")
     if options.adapters:
-        wanted.add("lora")
-    return wanted, engine, task
+        extras.add("lora")
+    return extras, engine, task
 
 
 def _document(directory: Path) -> dict[str, Any]:

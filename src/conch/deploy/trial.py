@@ -98,15 +98,15 @@ def _serve_once(run: LocalRun, port: int, body: bytes, folder: Path) -> str:
     try:
         _wait_until_healthy(server, port, run.health)
         try:
-            status, answer = _send_request(port, run.path, body)
+            status, response = _send_request(port, run.path, body)
         except DeadlineError:
             raise internal(f"request.json was not answered within {ANSWER_SECONDS:g} s") from None
         except ConchError as error:
             _require_running(server)
             raise internal(f"request.json was not answered: {error}") from None
-        if status != 200 or answer.startswith('data: {"error"'):
-            raise internal(f"request.json was answered with status {status}: {answer}")
-        return answer
+        if status != 200 or response.startswith('data: {"error"'):
+            raise internal(f"request.json was answered with status {status}: {response}")
+        return response
     finally:
         server.close()
 

@@ -37,17 +37,17 @@ class AdmissionResult(Enum):
 
 
 class Admission:
-    """Admits connections; ``most`` is ``--max-connections``, 0 for as many as ``descriptors()`` allow."""
+    """Admits connections; ``max_connections`` is ``--max-connections``, 0 for as many as ``descriptors()`` allow."""
 
     def __init__(
         self,
-        most: int,
+        max_connections: int,
         counts: ConnectionCounts,
         *,
         descriptors: Callable[[], int] = lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._most = most
+        self._max_connections = max_connections
         self._counts = counts
         limit = descriptors()
         #: The first descriptor that connections may not use.
@@ -57,7 +57,7 @@ class Admission:
 
     def place(self, protocol: Protocol, descriptor: int) -> AdmissionResult:
         """Decide about a connection that has just been opened and counted; ``descriptor`` is -1 if unknown."""
-        too_many = self._counts.total - self._most if self._most else 0
+        too_many = self._counts.total - self._max_connections if self._max_connections else 0
         over = max(too_many, descriptor - self._end + FOR_HEALTH + 1)
         if over <= 0:
             return AdmissionResult.SERVED

@@ -33,7 +33,7 @@ TINY_DATA: Final = 32
 #: small requests have fewer bytes, and gRPC clients restore the windows of stream and connection for each. Clients may
 #: also cancel calls that have just been answered, and end messages with small DATA frames.
 _SENT_PER_UPDATE: Final = 256
-_FRAMES_PER_ANSWER: Final = 8
+_FRAMES_PER_RESPONSE: Final = 8
 #: Overhead frames are checked in batches of this size, because most requests have two.
 OVERHEAD_BATCH: Final = 64
 #: Streams older than this (s) may be reset without limit: their deadline may have passed, and with so few concurrent
@@ -121,7 +121,7 @@ class RateLimiter:
 class FloodGuard:
     """Counts the frames of a connection that cause work without any use, as nginx and nghttp2 do."""
 
-    __slots__ = ("_answers", "_overhead", "_sent", "pings", "resets", "settings")
+    __slots__ = ("_overhead", "_responses", "_sent", "pings", "resets", "settings")
 
     def __init__(self) -> None:
         self.resets = RateLimiter("stream resets", 1000, 200)
@@ -129,14 +129,14 @@ class FloodGuard:
         self.pings = RateLimiter("PING frames", 20_000, 5000)
         self._overhead = RateLimiter("frames without use", 10_000, 1000)
         self._sent = 0
-        self._answers = 0
+        self._responses = 0
 
-    def take_overhead(self, frames: int, sent: int, answers: int, now: float) -> None:
-        """Count overhead frames; the bytes ``sent`` and the ``answers`` so far make some of them plausible."""
+    def take_overhead(self, frames: int, sent: int, responses: int, now: float) -> None:
+        """Count overhead frames; the bytes ``sent`` and the ``responses`` so far make some of them plausible."""
         updates = (sent - self._sent) // _SENT_PER_UPDATE
-        self._overhead.allow(updates + (answers - self._answers) * _FRAMES_PER_ANSWER)
+        self._overhead.allow(updates + (responses - self._responses) * _FRAMES_PER_RESPONSE)
         self._sent += updates * _SENT_PER_UPDATE
-        self._answers = answers
+        self._responses = responses
         self._overhead.take(now, frames)
 
 

@@ -70,8 +70,8 @@ class Http2Session:
         self._floods = FloodGuard()
         #: Overhead frames that have not been checked yet.
         self._overhead = 0
-        #: Calls answered since the last reset.
-        self._answered = 0
+        #: Calls completed since the last reset.
+        self._completed = 0
         self._strikes = PingStrikes(client_limits.pings)
         self._useful = 0
         #: The total of the windows that the client has given the connection (bytes).
@@ -104,15 +104,15 @@ class Http2Session:
 
     # Called by streams
 
-    def on_stream_closed(self, stream: Http2Stream, *, answered: bool) -> None:
-        """Remove a stream that has ended or was reset; one ``answered`` makes a later reset plausible."""
+    def on_stream_closed(self, stream: Http2Stream, *, completed: bool) -> None:
+        """Remove a stream that has ended or was reset; one ``completed`` makes a later reset plausible."""
         stream.discard()
         if self.streams.pop(stream.id, None) is None:
             return
         if not stream.remote_ended:
             self._remember_closed(stream.id)
-        if answered:
-            self._answered += 1
+        if completed:
+            self._completed += 1
         if self._last_accepted is not None and not self.streams and not self.closed:
             self._finish()
 
@@ -128,7 +128,7 @@ class Http2Session:
     def _drop(self, stream: Http2Stream) -> None:
         """Close a stream after a reset by the client or an error, and notify its handler."""
         handler = stream.handler
-        self.on_stream_closed(stream, answered=False)
+        self.on_stream_closed(stream, completed=False)
         handler.on_reset()
 
     # Called by the frame reader
@@ -193,8 +193,8 @@ class Http2Session:
 
     def _count_reset(self) -> None:
         """Count a stream that was reset; answered calls make some resets plausible."""
-        self._floods.resets.allow(self._answered)
-        self._answered = 0
+        self._floods.resets.allow(self._completed)
+        self._completed = 0
         self._floods.resets.take(self._loop.time())
 
     def _count_overhead(self) -> None:

@@ -78,8 +78,8 @@ class StreamOwner(Protocol):
     budget: ByteCounter
     loop_budget: LoopBudget
 
-    def on_stream_closed(self, stream: Http2Stream, *, answered: bool) -> None:
-        """Handle the end of a stream that the server has ended (``answered``) or reset."""
+    def on_stream_closed(self, stream: Http2Stream, *, completed: bool) -> None:
+        """Handle the end of a stream that the server has ended (``completed``) or reset."""
 
 
 class Http2Stream:
@@ -181,7 +181,7 @@ class Http2Stream:
     def reset(self, code: Http2ErrorCode) -> None:
         """End the stream at once; drops queued data and does not notify the handler."""
         if not self.closed:
-            self._owner.on_stream_closed(self, answered=False)
+            self._owner.on_stream_closed(self, completed=False)
             self._writer.write(rst_stream(self.id, code))
 
     def _write_headers(self, block: bytes, flags: int) -> None:
@@ -192,7 +192,7 @@ class Http2Stream:
         writer.write(FRAME.pack(len(block) << 8 | HEADERS, flags, self.id) + block)
 
     def _ended(self) -> None:
-        self._owner.on_stream_closed(self, answered=True)
+        self._owner.on_stream_closed(self, completed=True)
         if not self.remote_ended:
             # The client need not send the rest, as the response is complete (RFC 9113, 8.1).
             self._writer.write(rst_stream(self.id, Http2ErrorCode.NO_ERROR))

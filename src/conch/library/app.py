@@ -69,8 +69,8 @@ class LoadFailed(ConchError):
     """Failure to load the required models ``names``; INTERNAL as in Triton."""
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
-        told = "; ".join(f"'{name}': {reason}" for name, reason in reasons.items())
-        super().__init__(f"failed to load all models ({told})", Code.INTERNAL)
+        failures = "; ".join(f"'{name}': {reason}" for name, reason in reasons.items())
+        super().__init__(f"failed to load all models ({failures})", Code.INTERNAL)
         self.names = tuple(reasons)
 
 
@@ -194,12 +194,12 @@ class Application:
             cache=bool(settings.cache_config),
             interval_ms=settings.metrics_interval_ms,
         )
-        places = [parse_location(path) for path in settings.model_repository]
+        locations = [parse_location(path) for path in settings.model_repository]
         backends = BackendDirectories.beginning_with(settings.backend_directory)
         if backends.first is not None and not backends.first.is_dir():
             LOG.warning("--backend-directory: %s is not a directory", backends.first)
         repository = ModelRepository(
-            places,
+            locations,
             settings.model_config_name or None,
             backends,
             namespacing=settings.model_namespacing,

@@ -180,11 +180,11 @@ def _result(request: InferRequest, response: InferResponse) -> InferResult:
     """Convert a response to a result, or raise its error."""
     if response.error is not None:
         raise response.error
-    wanted = request.outputs
+    requested = request.outputs
     return InferResult(
         request.model_name,
         str(request.model_version),
-        {tensor.name: decode(tensor) for tensor in response.outputs if not wanted or tensor.name in wanted},
+        {tensor.name: decode(tensor) for tensor in response.outputs if not requested or tensor.name in requested},
         request.id,
         response.parameters,
     )

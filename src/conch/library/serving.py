@@ -29,7 +29,7 @@ def serve(
     caller's signal handlers are restored afterwards. Raises ConchError if the server cannot start, and outside the main
     thread, because only the main thread receives signals.
     """
-    wanted = plan(model, model_repository, flags, ports=True)
+    serving_plan = plan(model, model_repository, flags, ports=True)
     if threading.current_thread() is not threading.main_thread():
         raise unsupported("conch.serve waits for signals, which only the main thread gets: use conch.Server here")
     try:
@@ -38,7 +38,7 @@ def serve(
         pass
     else:
         raise unsupported("conch.serve runs its own event loop: use conch.AsyncServer in a running one")
-    with _restored_signal_handlers(), wanted.open() as (settings, name):
+    with _restored_signal_handlers(), serving_plan.open() as (settings, name):
         return app.serve(settings, announcer(name) if name else None)
 
 

@@ -93,13 +93,13 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
     Raises UNSUPPORTED if modules are missing or outdated, with the command that installs ``extra`` or else their first
     extra, and if an installed module cannot be imported, with the reason.
     """
-    wanted: list[str] = []
+    packages: list[str] = []
     absent: list[str] = []
     for module in modules:
         package = _package(module)
         installed = version_of(module)
         if outdated(module):
-            wanted.append(f"{package.name} {package.oldest} or newer (installed is {installed})")
+            packages.append(f"{package.name} {package.oldest} or newer (installed is {installed})")
             absent.append(module)
             continue
         try:
@@ -109,10 +109,10 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
             # A requirement ``name[part]`` may be installed although the libraries of ``part`` are missing.
             if not f"{module}.".startswith(f"{lacking}.") and not (lacking and "[" in package.name):
                 raise _broken(purpose, package.name, installed, error) from error
-            wanted.append(package.name)
+            packages.append(package.name)
             absent.append(module)
     if absent:
-        listed = ", ".join(wanted[:-1]) + " and " + wanted[-1] if len(wanted) > 1 else wanted[0]
+        listed = ", ".join(packages[:-1]) + " and " + packages[-1] if len(packages) > 1 else packages[0]
         reason = f"{purpose} needs {listed}"
         raise unsupported(f"{reason}: {command_for(*absent, extra=extra)}", public=reason)
 
@@ -143,10 +143,12 @@ def command(*extras: str) -> str:
         wheel = _wheel()
         requirement = f"conch[{names}]=={version}" if wheel is None else f"{wheel}[{names}]"
         return f'{pip()} install "{requirement}"'
-    here = checkout == _working_directory()
+    in_checkout = checkout == _working_directory()
     constraints = checkout / "constraints.txt"
-    options = f"-c {'constraints.txt' if here else shlex.quote(str(constraints))} " if constraints.is_file() else ""
-    return f'{pip()} install {options}{"-e " if editable else ""}"{"." if here else checkout}[{names}]"'
+    options = (
+        f"-c {'constraints.txt' if in_checkout else shlex.quote(str(constraints))} " if constraints.is_file() else ""
+    )
+    return f'{pip()} install {options}{"-e " if editable else ""}"{"." if in_checkout else checkout}[{names}]"'
 
 
 def lacks_library(purpose: str, error: ImportError) -> ConchError:

@@ -153,21 +153,21 @@ class ProcessTimes:
             key = (process.pid, process.started)
             self._used[key] = process.seconds
             self._names[key] = process.name
-            for number, members in enumerate(families):
-                if process.pid in members:
+            for number, pids in enumerate(families):
+                if process.pid in pids:
                     self._group_of.setdefault(key, number)
         used = [0.0] * len(self._groups)
         for key, number in self._group_of.items():
             used[number] += self._used[key] - self._at_first.get(key, 0.0)
         return used
 
-    def rivals(self, seconds: float, most: int = 3) -> tuple[Rival, ...]:
+    def rivals(self, seconds: float, limit: int = 3) -> tuple[Rival, ...]:
         """Return the busiest processes outside of the groups over the ``seconds`` since the start, combined by name."""
         cores: Counter[str] = Counter()
         for key, used in self._used.items():
             if key not in self._group_of and seconds > 0:
                 cores[self._names[key]] += (used - self._at_first.get(key, 0.0)) / seconds  # type: ignore[assignment]
-        return tuple(Rival(name, used) for name, used in cores.most_common(most) if used >= _WORTH_NAMING)
+        return tuple(Rival(name, used) for name, used in cores.most_common(limit) if used >= _WORTH_NAMING)
 
 
 #: Maximum use by other processes, as a fraction of the cores, that does not disturb a measurement. A quiet desktop uses

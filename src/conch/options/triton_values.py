@@ -160,19 +160,19 @@ def metrics_setting(flag: str, text: str) -> Setting:
 
 
 def trace_setting(flag: str, text: str) -> Setting:
-    given: Setting = setting("trace mode")(flag, text)
-    mode = given.value if (given.scope, given.key) == ("", "mode") else given.scope
+    parsed: Setting = setting("trace mode")(flag, text)
+    mode = parsed.value if (parsed.scope, parsed.key) == ("", "mode") else parsed.scope
     if mode not in ("", "triton", "opentelemetry"):
         options = 'Available options are "triton" and "opentelemetry"'
         raise bad_option(flag, f"invalid value for trace mode option: {mode}. {options}")
-    match given.key:
-        case "level" if given.value.upper() not in ("OFF", "TIMESTAMPS", "TENSORS"):
-            raise bad_option(f"{flag} level", f"invalid value for trace level option: {given.value.lower()}")
+    match parsed.key:
+        case "level" if parsed.value.upper() not in ("OFF", "TIMESTAMPS", "TENSORS"):
+            raise bad_option(f"{flag} level", f"invalid value for trace level option: {parsed.value.lower()}")
         case "rate" | "log-frequency":
-            _integer(0, 2**32 - 1)(f"{flag} {given.key}", given.value)
+            _integer(0, 2**32 - 1)(f"{flag} {parsed.key}", parsed.value)
         case "count":
-            _integer(-1, 2**31 - 1)(f"{flag} count", given.value)
-    return given
+            _integer(-1, 2**31 - 1)(f"{flag} count", parsed.value)
+    return parsed
 
 
 def restriction(kind: str) -> Reader:

@@ -59,9 +59,9 @@ class BackendDirectories:
         """Return the directory of the Python-based backend ``backend``, or None for any other backend."""
         if runtime not in ("", PYTHON_RUNTIME) or not is_directory_name(backend):
             return None
-        for place in self._directories():
-            directory = place / backend
-            own = backend in BACKENDS and (backend == "python" or place != self.first)
+        for parent in self._directories():
+            directory = parent / backend
+            own = backend in BACKENDS and (backend == "python" or parent != self.first)
             passed_over = not runtime and (own or (directory / _library(backend)).exists())
             if not passed_over and (directory / PYTHON_RUNTIME).exists():
                 return directory
@@ -69,7 +69,7 @@ class BackendDirectories:
 
     def found(self) -> dict[str, str]:
         """Return the path of ``model.py`` for each Python-based backend, by name."""
-        names = {name for place in self._directories() for name in _names(place)}
+        names = {name for parent in self._directories() for name in _names(parent)}
         directories = {name: self.python_based(name) for name in sorted(names)}
         return {
             name: str(directory / PYTHON_RUNTIME) for name, directory in directories.items() if directory is not None
@@ -117,7 +117,7 @@ class BackendDirectories:
         backend = config.backend
         library = _library(backend)
         if is_directory_name(backend) and any(
-            (place / library).exists() for place in self._searched(backend, directory, version)
+            (parent / library).exists() for parent in self._searched(backend, directory, version)
         ):
             return self._library_problem(config, library, directory, version)
         problem = f"unable to find backend library for backend '{backend}'"
@@ -128,11 +128,11 @@ class BackendDirectories:
     def _library_problem(self, config: ModelConfig, library: str, directory: Path, version: int) -> Problem:
         searched = self._searched(config.backend, directory, version)
         relative = library.lstrip("/")  # as Triton joins paths
-        holder = next((place for place in searched if (place / relative).exists()), None)
+        holder = next((parent for parent in searched if (parent / relative).exists()), None)
         if holder is None:
-            places = " ".join(f"'{place}'" for place in searched)
+            quoted = " ".join(f"'{parent}'" for parent in searched)
             return Problem(
-                f"unable to find backend library '{library}' for model '{config.name}', searched: {places} ",
+                f"unable to find backend library '{library}' for model '{config.name}', searched: {quoted} ",
                 ("runtime",),
                 hint=f"leave 'runtime' out, or set it to \"{PYTHON_RUNTIME}\" for a Python-based backend",
             )
@@ -149,10 +149,10 @@ class BackendDirectories:
         )
 
 
-def _names(place: Path) -> list[str]:
-    """Return the names of the directories in ``place``; empty if it is missing or unreadable."""
+def _names(directory: Path) -> list[str]:
+    """Return the names of the directories in ``directory``; empty if it is missing or unreadable."""
     try:
-        return [name for name in directories_in(place) if is_utf8(name)]
+        return [name for name in directories_in(directory) if is_utf8(name)]
     except OSError:
         return []
 

@@ -170,13 +170,13 @@ class ModelRepository:
         if not self.namespacing:
             return {step.model_name: step.model_name for step in config.ensemble_scheduling.step}
         own = self.naming.namespace(ensemble)
-        members = {}
+        step_keys = {}
         for step in config.ensemble_scheduling.step:
             keys, at_home = self.keys(step.model_name), qualified(own, step.model_name)
             named = qualified(step.model_namespace, step.model_name)
             chosen = next((key for key in (at_home, named) if key in keys), None)
-            members[step.model_name] = chosen or (keys[0] if len(keys) == 1 else at_home)
-        return members
+            step_keys[step.model_name] = chosen or (keys[0] if len(keys) == 1 else at_home)
+        return step_keys
 
     def no_such_model(self, name: str) -> str:
         """Return an error text for a missing model, with the nearest name or a list of the models."""

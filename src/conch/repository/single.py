@@ -89,9 +89,9 @@ def hub_hint(model: str) -> str:
     path = Path(model).expanduser()
     if path.exists():
         return ""
-    there = f"there is no folder '{model}' here"
+    problem = f"there is no folder '{model}' here"
     suggestion = similar_directory(path)
-    return f"{there}; {suggestion}" if suggestion else f"{there} either"
+    return f"{problem}; {suggestion}" if suggestion else f"{problem} either"
 
 
 def model_name(path: Path) -> str:
@@ -109,10 +109,10 @@ def model_name(path: Path) -> str:
 
 def settings_for(settings: Settings, repository: Path, name: str) -> Settings:
     """Return the settings that serve the model ``name`` of ``repository``."""
-    wanted = settings.load_model
-    if settings.model_control_mode == "explicit" and not wanted:
-        wanted = (name,)
-    return replace(settings, model_repository=(str(repository),), load_model=wanted)
+    names = settings.load_model
+    if settings.model_control_mode == "explicit" and not names:
+        names = (name,)
+    return replace(settings, model_repository=(str(repository),), load_model=names)
 
 
 def _link(path: Path, version: Path, values: Mapping[str, Any]) -> None:

@@ -70,10 +70,10 @@ def select_versions(config: ModelConfig, available: Sequence[int]) -> Selection:
         case "all":
             return Selection(tuple(ascending))
         case "specific":
-            wanted = set(policy.specific.versions)
+            selected = set(policy.specific.versions)
             return Selection(
-                tuple(version for version in ascending if version in wanted),
-                tuple(sorted(wanted.difference(ascending))),
+                tuple(version for version in ascending if version in selected),
+                tuple(sorted(selected.difference(ascending))),
             )
         case "latest":
             count = policy.latest.num_versions

@@ -58,11 +58,11 @@ def find_weights(
     """
     try:
         options = {**_model_file(version_directory), **(parameters or {})}
-        place = _checkpoint(version_directory, options)
-        served = _served(place, options, gpu) if place.is_dir() else None
+        checkpoint = _checkpoint(version_directory, options)
+        served = _served(checkpoint, options, gpu) if checkpoint.is_dir() else None
         if served is not None:
             return served
-        forms = [[place]] if place.is_file() else _forms(place)
+        forms = [[checkpoint]] if checkpoint.is_file() else _forms(checkpoint)
         sums = [_summed(files, _divisor(options)) for files in forms]
     except (OSError, ValueError, RuntimeError, AttributeError, KeyError, TypeError):
         return WeightFiles()
@@ -116,13 +116,13 @@ def _served(folder: Path, options: Mapping[str, object], gpu: bool) -> WeightFil
     chosen = _chosen(document, options)
     if not chosen:
         return None
-    size, files, least = 0, list[Path](), 0
+    size, files, minimum = 0, list[Path](), 0
     for variant in chosen:
         path = str(variant.get("path", ""))
         weights = _summed(_graph(folder / path) if path else own, _HALVED.get(str(variant.get("precision")), 1))
-        size, files, least = size + weights.size, [*files, *weights.files], least + weights.least
+        size, files, minimum = size + weights.size, [*files, *weights.files], minimum + weights.least
     # Two variants may use the same file in two precisions; each keeps its own copy in memory.
-    return WeightFiles(size, tuple(dict.fromkeys(files)), least) if files else None
+    return WeightFiles(size, tuple(dict.fromkeys(files)), minimum) if files else None
 
 
 def _chosen(document: Mapping[str, Any], options: Mapping[str, object]) -> list[Mapping[str, Any]]:

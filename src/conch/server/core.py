@@ -316,27 +316,27 @@ class InferenceServer:
 
     async def load_startup_models(self) -> dict[str, ConchError]:
         """Load the models that the control mode loads at startup; return the errors of failed loads by name."""
-        wanted: list[str] = []
+        keys: list[str] = []
         named = self.settings.model_control_mode in ("explicit", "on-demand")
         if not named or self.settings.load_model == ("*",):
-            wanted = await self.repository.listed()
+            keys = await self.repository.listed()
         else:
-            wanted = await self.repository.aside(partial(self.repository.keys_of, self.settings.load_model))
+            keys = await self.repository.aside(partial(self.repository.keys_of, self.settings.load_model))
         for path in await self.repository.aside(self.repository.unnameable):
             LOG.warning("%s is left out: the name of a model must be UTF-8", shown_name(str(path)))
-        self._table.starting = frozenset(wanted)
-        if not wanted:
+        self._table.starting = frozenset(keys)
+        if not keys:
             self._warn_about_empty_repository()
         if self._polling is not None:
             await self._polling.look()
         if self._on_demand is not None:
             self._on_demand.start(self.settings.repository_poll_secs)
             await self._on_demand.refresh()
-        failed = await self._lifecycle.load_all(wanted)
+        failed = await self._lifecycle.load_all(keys)
         self._table.starting = frozenset()
         self._initialised = True
         if self._polling is not None:
-            self._polling.note(wanted, failed)
+            self._polling.note(keys, failed)
             self._polling.start()
         return failed
 

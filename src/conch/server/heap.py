@@ -48,7 +48,7 @@ class HeapTrimmer:
         self._resident = resident
         self._computed = computed
         self._loop = asyncio.get_running_loop()
-        self._least = self._left = resident()
+        self._minimum = self._left = resident()
         self._rested = 0
         self._before = computed()
         self._timer = self._loop.call_later(PERIOD, self._look)
@@ -62,7 +62,7 @@ class HeapTrimmer:
         before, self._before = self._before, self._computed()
         self._timer = self._loop.call_later(PERIOD, self._look)
         resident = self._resident()
-        self._least = min(resident, self._least)
+        self._minimum = min(resident, self._minimum)
         busy = self._before - before > _REST * PERIOD
         if busy or resident > self._left + _GROWTH:
             self._left = resident
@@ -70,7 +70,7 @@ class HeapTrimmer:
         if busy:
             return
         self._rested += 1
-        if self._rested not in _TRIALS or self._trimming is not None or resident < self._least + _WORTH:
+        if self._rested not in _TRIALS or self._trimming is not None or resident < self._minimum + _WORTH:
             return
         self._trimming = self._loop.run_in_executor(None, self._trim)
         self._trimming.add_done_callback(self._trimmed)

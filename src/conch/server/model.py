@@ -285,9 +285,9 @@ class Model:
     async def drain(self, seconds: float | None = None) -> None:
         """Wait until no request is in flight and no sequence is active, or for ``seconds``."""
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        start = loop.time()
         await self.finish(seconds)
-        while self.executor.sequences and (seconds is None or loop.time() < begun + seconds):
+        while self.executor.sequences and (seconds is None or loop.time() < start + seconds):
             await asyncio.sleep(SEQUENCE_LOOK_SECONDS)
 
     def abandon(self) -> None:

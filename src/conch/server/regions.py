@@ -182,8 +182,8 @@ class CudaRegion:
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill ``target`` with the bytes from ``offset``; both must fit. Raises INTERNAL if the driver fails."""
         size = len(target)
-        there = (ctypes.c_char * size).from_buffer(target)
-        self._call("cuMemcpyDtoH_v2", there, ctypes.c_uint64(self._pointer.value + offset), ctypes.c_size_t(size))
+        destination = (ctypes.c_char * size).from_buffer(target)
+        self._call("cuMemcpyDtoH_v2", destination, ctypes.c_uint64(self._pointer.value + offset), ctypes.c_size_t(size))
 
     def write(self, offset: int, data: Buffer) -> None:
         """Write data that fits into the region. Raises INTERNAL if the driver fails."""
@@ -241,9 +241,11 @@ def _check(function: str, *arguments: Any) -> None:
 
 def is_mapped(file: os.stat_result, roots: Iterable[int], proc: Path = Path("/proc")) -> bool:
     """Whether one of the processes ``roots`` or a descendant has mapped or opened a file."""
-    wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}", str(file.st_ino)
+    device_and_inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}", str(file.st_ino)
     return any(
-        _maps(wanted, proc / str(pid)) or _opens(file, proc / str(pid)) for root in roots for pid in _family(root, proc)
+        _maps(device_and_inode, proc / str(pid)) or _opens(file, proc / str(pid))
+        for root in roots
+        for pid in _family(root, proc)
     )
 
 
@@ -253,11 +255,11 @@ def _family(pid: int, proc: Path) -> Iterator[int]:
         yield from _family(child, proc)
 
 
-def _maps(wanted: tuple[str, str], process: Path) -> bool:
+def _maps(device_and_inode: tuple[str, str], process: Path) -> bool:
     """Whether a process has mapped the file with this device and inode, in the format of ``/proc/PID/maps``."""
     try:
         with open(process / "maps", "rb") as lines:
-            return any(tuple(line.decode("latin-1").split(None, 5)[3:5]) == wanted for line in lines)
+            return any(tuple(line.decode("latin-1").split(None, 5)[3:5]) == device_and_inode for line in lines)
     except OSError:  # the process has ended
         return False
 

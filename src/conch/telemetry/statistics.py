@@ -151,7 +151,7 @@ class Generation:
             self.first_token.observe(seconds)
         for seconds, count in load["gaps"]:
             self.inter_token.observe(seconds, count)
-        for reasons, total, queue, prefill, decode, prompt, generated, most in load["ended"]:
+        for reasons, total, queue, prefill, decode, prompt, generated, maximum in load["ended"]:
             for reason in reasons:
                 self.reasons[reason] += 1
             self.request.observe(total)
@@ -160,7 +160,7 @@ class Generation:
             self.decode.observe(decode)
             self.prompt_length.observe(prompt)
             self.generated_length.observe(generated)
-            self.max_tokens.observe(most)
+            self.max_tokens.observe(maximum)
             self.samples.observe(len(reasons))
 
     @property

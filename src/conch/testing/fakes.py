@@ -63,5 +63,5 @@ class FakeModels:
 
 
 def _tensors(outputs: Mapping[str, Any], request: InferRequest) -> list[Any]:
-    wanted = request.outputs or tuple(outputs)
-    return [to_tensor(name, outputs[name]) for name in outputs if name in wanted]
+    requested = request.outputs or tuple(outputs)
+    return [to_tensor(name, outputs[name]) for name in outputs if name in requested]

@@ -118,8 +118,8 @@ class ModelImports:
 
     def _has(self, module: ModuleType) -> bool:
         file = getattr(module, "__file__", None)
-        places = [file] if file else list(getattr(module, "__path__", ()))
-        return any(Path(place).is_relative_to(self._directory) for place in places)
+        paths = [file] if file else list(getattr(module, "__path__", ()))
+        return any(Path(path).is_relative_to(self._directory) for path in paths)
 
 
 def _change_directory(to: str | None) -> str | None:

@@ -140,14 +140,14 @@ class ModelUnderTest:
         if self._closed:
             raise internal(f"model '{self.signature.name}' has been closed")
         with self._instance.lock:
-            asked = [self._collect_responses(_request(request, {})) for request in requests]
-            rows = sum(request.batch_size for request, _ in asked)
+            started = [self._collect_responses(_request(request, {})) for request in requests]
+            rows = sum(request.batch_size for request, _ in started)
             limit = self.signature.max_batch_size
-            if len(asked) > 1 and 0 < limit < rows:
+            if len(started) > 1 and 0 < limit < rows:
                 self._instance.give_up()
-                raise invalid(f"these {len(asked)} requests have {rows} rows, and max_batch_size is {limit}")
+                raise invalid(f"these {len(started)} requests have {rows} rows, and max_batch_size is {limit}")
             self._instance.execute()
-        return [self._replies(request, responses) for request, responses in asked]
+        return [self._replies(request, responses) for request, responses in started]
 
     def close(self) -> None:
         """Finalize the model."""

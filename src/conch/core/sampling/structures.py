@@ -63,10 +63,12 @@ def structured_outputs(name: str, value: Any) -> Structure | None:
     if document is None:
         return None
     kinds = (*KINDS, "json_object")
-    members = {key: item for key, item in document.items() if item is not None} if isinstance(document, dict) else {}
-    if len(members) != 1 or not members.keys() <= set(kinds):
+    constraints = (
+        {key: item for key, item in document.items() if item is not None} if isinstance(document, dict) else {}
+    )
+    if len(constraints) != 1 or not constraints.keys() <= set(kinds):
         raise invalid(f"'{name}' must be an object with exactly one of {', '.join(kinds)}")
-    [(kind, content)] = members.items()
+    [(kind, content)] = constraints.items()
     if kind == "json_object":
         return _ANY_OBJECT if content else None
     return structure_of(kind, content, name)

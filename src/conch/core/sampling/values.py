@@ -41,8 +41,8 @@ class ValueType(Protocol):
         """Convert ``value`` to its type. Raises INVALID_ARG for an invalid value."""
 
 
-def _wrong(label: str, value: Any, wanted: str) -> ConchError:
-    return invalid(f"{label} is {json.dumps(value)[:80]}; it must be {wanted}")
+def _wrong(label: str, value: Any, expected: str) -> ConchError:
+    return invalid(f"{label} is {json.dumps(value)[:80]}; it must be {expected}")
 
 
 @dataclass(frozen=True, slots=True)

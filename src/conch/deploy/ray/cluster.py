@@ -123,10 +123,10 @@ class RayApplication:
         with logs_in_one_line():
             serve.run_many([target], wait_for_ingress_deployment_creation=True, wait_for_applications_running=False)
 
-    def wait(self, plans: Sequence[DeploymentPlan], seconds: float, tell: Callable[[str], None]) -> Deployed:
+    def wait(self, plans: Sequence[DeploymentPlan], seconds: float, report: Callable[[str], None]) -> Deployed:
         """Wait until every deployment of ``plans`` has a replica of its version, and every node its ingress.
 
-        ``tell`` is called with each new status message of Ray Serve.  Raises INTERNAL with the reason if Ray Serve
+        ``report`` is called with each new status message of Ray Serve.  Raises INTERNAL with the reason if Ray Serve
         cannot run the models, INVALID_ARG if a replica or an ingress cannot start, and UNAVAILABLE with Ray Serve's
         status after ``seconds``.
         """
@@ -147,7 +147,7 @@ class RayApplication:
             if failures or (state is not None and state.status == "DEPLOY_FAILED"):
                 raise deployment_error(failures, "; ".join(words))
             if news := [word for word in words if word not in reported]:
-                tell("; ".join(news))
+                report("; ".join(news))
             reported |= set(words)
             if time.monotonic() > ends:
                 raise unavailable(
@@ -210,11 +210,11 @@ def deployment_error(failures: Mapping[str, str], words: str) -> ConchError:
     """Return the error with why replicas or ingresses could not start, or Ray Serve's own ``words`` if none failed."""
     if not failures:
         return internal(f"Ray Serve cannot run the models: {words}")
-    told = "; ".join(
+    reasons = "; ".join(
         f"the ingress: {reason}" if name == INGRESS else f"a replica of '{name}': {reason}"
         for name, reason in sorted(failures.items())
     )
-    return invalid(f"cannot start {told}")
+    return invalid(f"cannot start {reasons}")
 
 
 def status_messages(state: Any) -> list[str]:

@@ -300,9 +300,9 @@ class NodeIngress:
             with suppress(Exception):  # any exception of Ray, which also reports this error
                 await registry.failed.remote(INGRESS, one_line(error))
             raise RuntimeError(str(error)) from None
-        node, here = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        node, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         reachable = {
-            kind: (here if host in ("0.0.0.0", "::") else host, port) for kind, (host, port) in addresses.items()
+            kind: (address if host in ("0.0.0.0", "::") else host, port) for kind, (host, port) in addresses.items()
         }
         self._record = IngressRecord(self._id, node, reachable)
         #: The registry revision that this ingress follows.

@@ -43,12 +43,13 @@ def shortage(options: RayOptions, plans: Sequence[DeploymentPlan], total: Mappin
     """
     replicas = len(plans) * options.min_replicas
     for resource, share in (("CPU", options.cpus_per_replica), ("GPU", options.gpus_per_replica)):
-        needed, there = replicas * share, total.get(resource, 0.0)
-        if total and needed > there:  # a starting cluster may not report resources yet
-            fits = math.floor(there / replicas * 1000) / 1000
+        needed, available = replicas * share, total.get(resource, 0.0)
+        if total and needed > available:  # a starting cluster may not report resources yet
+            fits = math.floor(available / replicas * 1000) / 1000
             return (
-                f"{replicas} replicas with {share:g} {resource} each need {needed:g}, and the cluster has {there:g}: "
-                f"give them less with --{resource.lower()}s-per-replica {fits:g}, start fewer, or add nodes"
+                f"{replicas} replicas with {share:g} {resource} each need {needed:g}, and the cluster has "
+                f"{available:g}: give them less with --{resource.lower()}s-per-replica {fits:g}, start "
+                "fewer, or add nodes"
             )
     return ""
 
@@ -102,7 +103,7 @@ def _version(repository: ModelRepository, models: Sequence[str], options: RayOpt
         f"{options.drain_secs}"
     )
     digest = blake2b(settings.encode(), digest_size=12)
-    stored = any(isinstance(place, StoreUrl) for place in repository.paths)
+    stored = any(isinstance(path, StoreUrl) for path in repository.paths)
     for name in repository.names() if stored else _with_step_models(repository, models):
         taken = repository.fingerprint(name)
         stamps = [*taken.config, *taken.rest, *(stamp for stamps in taken.versions.values() for stamp in stamps)]

@@ -238,10 +238,10 @@ class Call(MessageIntake):
 class UnaryCall(Call):
     """A call with one message each way; the client's message starts the work, further ones are ignored."""
 
-    __slots__ = ("_begun", "_stop_waiting")
+    __slots__ = ("_has_started", "_stop_waiting")
 
     def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext) -> None:
-        self._begun = False
+        self._has_started = False
         #: Stops waiting for a model to be loaded.
         self._stop_waiting: Callable[[], None] | None = None
         super().__init__(stream, head, context)
@@ -252,11 +252,11 @@ class UnaryCall(Call):
 
     @property
     def awaited(self) -> int | None:
-        return 0 if not self._begun and self.can_read else None
+        return 0 if not self._has_started and self.can_read else None
 
     def on_message(self, data: Buffer) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self._has_started:
+            self._has_started = True
             self.run(data)
 
     def run_compressed(self, message: Buffer) -> None:
@@ -264,12 +264,12 @@ class UnaryCall(Call):
         raise NotImplementedError
 
     def on_compressed_message(self, data: Buffer) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self._has_started:
+            self._has_started = True
             self.run_compressed(data)
 
     def on_half_close(self) -> None:
-        if not self._begun:
+        if not self._has_started:
             raise CallFault(Status.INTERNAL, UNREADABLE)
 
     def wait_for(self, needed: LoadNeeded, again: Callable[[], None]) -> None:

@@ -98,10 +98,10 @@ class InferCall(UnaryCall):
         if b"shared_memory" in self._message:  # the message alone does not determine the request
             self._message = None
             return False
-        answer = model.cached_response(self._message)
-        if not isinstance(answer, list):
+        cached = model.cached_response(self._message)
+        if not isinstance(cached, list):
             return False
-        self._send(answer)
+        self._send(cached)
         return True
 
     def _send(self, body: list[Buffer]) -> None:
@@ -138,16 +138,16 @@ class InferCall(UnaryCall):
             return
         self._request = None
         try:
-            answer = self._kept
-            assert answer is not None
+            kept = self._kept
+            assert kept is not None
             if self._responses > 1:
                 raise internal(f"expected a single response, got {self._responses}")
-            if answer.error is not None:
-                raise answer.error
+            if kept.error is not None:
+                raise kept.error
             model = self._model
             if request.shared is not None:
-                request.shared.deliver(answer)
-            body = encode_infer(request, answer, self._plan, model.labels)
+                request.shared.deliver(kept)
+            body = encode_infer(request, kept, self._plan, model.labels)
             self._send(body)
             if self._message is not None and model.cached_messages is not None:
                 model.cached_messages.keep(request, self._message, body, len(self._message) + sum(map(len, body)))

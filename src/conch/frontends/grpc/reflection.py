@@ -61,19 +61,19 @@ def _describe(version: str) -> descriptor_pb2.FileDescriptorProto:
         name=f"grpc/reflection/{version}/reflection.proto", package=package, syntax="proto3"
     )
     kinds = descriptor_pb2.FieldDescriptorProto
-    for name, members in _MESSAGES.items():
+    for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
-        if any(member.startswith("@") for member in members):
+        if any(field.startswith("@") for field in fields):
             message.oneof_decl.add(name=f"message_{name.removeprefix('ServerReflection').lower()}")
-        for member, (number, kind) in members.items():
-            declared = message.field.add(name=member.lstrip("*@"), number=number)
-            declared.label = kinds.LABEL_REPEATED if member.startswith("*") else kinds.LABEL_OPTIONAL
+        for field, (number, kind) in fields.items():
+            declared = message.field.add(name=field.lstrip("*@"), number=number)
+            declared.label = kinds.LABEL_REPEATED if field.startswith("*") else kinds.LABEL_OPTIONAL
             if kind in _MESSAGES:
                 declared.type = kinds.TYPE_MESSAGE
                 declared.type_name = f".{package}.{kind}"
             else:
                 declared.type = getattr(kinds, f"TYPE_{kind.upper()}")
-            if member.startswith("@"):
+            if field.startswith("@"):
                 declared.oneof_index = 0
     service = file.service.add(name="ServerReflection")
     service.method.add(

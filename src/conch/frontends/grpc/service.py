@@ -112,14 +112,14 @@ class HealthWatchers:
 class WatchCall(UnaryCall):
     """Sends the status of a service at once, and then each change."""
 
-    __slots__ = ("_told", "_watchers", "service")
+    __slots__ = ("_reported", "_watchers", "service")
 
     def __init__(
         self, stream: Http2Stream, head: RequestHead, context: ServingContext, watchers: HealthWatchers
     ) -> None:
         super().__init__(stream, head, context)
         self._watchers = watchers
-        self._told: int | None = None
+        self._reported: int | None = None
         self.service = ""
 
     def run(self, message: Buffer) -> None:
@@ -134,8 +134,8 @@ class WatchCall(UnaryCall):
 
     def tell(self, status: int) -> None:
         """Send a status unless it was the last one sent, or the client has not read the last one yet."""
-        if status != self._told and not self.unsent:
-            self._told = status
+        if status != self._reported and not self.unsent:
+            self._reported = status
             self.send([health_pb2.HealthCheckResponse(status=status).SerializeToString()])
 
     def on_cancel(self) -> None:

@@ -71,9 +71,9 @@ class Inference:
         message: _Message | None = None
         if model.cached_messages is not None and not encoding and self._may_repeat(body):
             message = bytes(body), length, exchange.headers.get(b"accept-encoding")
-            answer = model.cached_response(message)
-            if isinstance(answer, SentAnswer):
-                answer.send(exchange)
+            cached = model.cached_response(message)
+            if isinstance(cached, SentAnswer):
+                cached.send(exchange)
                 return
         responder = InferResponder(exchange, model, self._offloader)
         responder.message = message

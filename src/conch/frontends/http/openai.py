@@ -126,16 +126,16 @@ class GenerationResponder(OpenAiResponder):
     def __init__(
         self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]
     ) -> None:
-        self._answer: OpenAiResponse = plan.answer(model.name)
+        self._response: OpenAiResponse = plan.answer(model.name)
         self._choices = plan.choices
         self._top = plan.logprobs or 0
         self._stream = plan.stream
-        super().__init__(exchange, model, inputs, id=self._answer.id)
+        super().__init__(exchange, model, inputs, id=self._response.id)
         #: Numbers of the requests whose prompt tokens have been counted.
         self._counted: set[int] = set()
 
     def _take(self, part: int, response: InferResponse) -> None:
-        answer, last = self._answer, response.final
+        openai_response, last = self._response, response.final
         contents = read_response(response, self._top)
         pieces = contents.pieces[: self._choices]
         if last:
@@ -144,14 +144,14 @@ class GenerationResponder(OpenAiResponder):
         if prompt is not None:
             prompt = None if part in self._counted else prompt
             self._counted.add(part)
-        answer.usage.add(prompt, pieces)
+        openai_response.usage.add(prompt, pieces)
         first = part * self._choices
-        parts = [(index, piece) for index, piece in enumerate(pieces, first) if not answer.ended(index)]
+        parts = [(index, piece) for index, piece in enumerate(pieces, first) if not openai_response.ended(index)]
         if not self._stream:
             for index, piece in parts:
-                answer.add(index, piece, last=last)
+                openai_response.add(index, piece, last=last)
         else:
-            self._send(b"".join([answer.events(index, piece, last=last) for index, piece in parts]))
+            self._send(b"".join([openai_response.events(index, piece, last=last) for index, piece in parts]))
 
     def _send(self, events: bytes) -> None:
         exchange = self._exchange
@@ -166,10 +166,10 @@ class GenerationResponder(OpenAiResponder):
 
     def _finish(self) -> None:
         if self._stream:
-            self._send(self._answer.closing())
+            self._send(self._response.closing())
             self._exchange.finish()
         else:
-            self._exchange.respond(200, [JSON], self._answer.body())
+            self._exchange.respond(200, [JSON], self._response.body())
 
 
 class EmbeddingResponder(OpenAiResponder):
@@ -187,17 +187,17 @@ class EmbeddingResponder(OpenAiResponder):
         self._plan = plan
         self._offloader = offloader
         self._rows = [tensors[PROMPT].shape[0] if tensors[PROMPT].shape else 1 for tensors in inputs]
-        self._answer = EmbeddingResponse(plan, model.signature, len(inputs))
+        self._response = EmbeddingResponse(plan, model.signature, len(inputs))
 
     def _take(self, part: int, response: InferResponse) -> None:
-        self._answer.add(part, self._rows[part], response)
+        self._response.add(part, self._rows[part], response)
 
     def _finish(self) -> None:
-        _ENCODING.start(self._exchange, self._encode(self._answer.vectors()), cancel_on_disconnect=True)
+        _ENCODING.start(self._exchange, self._encode(self._response.vectors()), cancel_on_disconnect=True)
 
     async def _encode(self, vectors: list[memoryview]) -> None:
         body = await self._offloader.run(
-            sum(map(len, vectors)), embedding_body, vectors, self._plan, self._model, self._answer.tokens
+            sum(map(len, vectors)), embedding_body, vectors, self._plan, self._model, self._response.tokens
         )
         self._exchange.respond(200, [JSON], body)
 

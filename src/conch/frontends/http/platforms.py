@@ -138,8 +138,8 @@ class VertexAi:
             exchange.path = b"/v2/health/ready"
         elif exchange.path != self._predict:
             return False
-        elif exchange.method == b"POST" and (asked := exchange.headers.get(_REDIRECT)) is not None:
-            exchange.path = b"/" + asked
+        elif exchange.method == b"POST" and (path := exchange.headers.get(_REDIRECT)) is not None:
+            exchange.path = b"/" + path
             methods = router.methods(exchange.path)
             if not methods:
                 return False

@@ -120,27 +120,27 @@ class InferResponder(Responder):
     async def _encode(self, size: int, response: InferResponse, encoding: str) -> None:
         labels = {
             name: labels
-            for name, wanted in self.plan.outputs.items()
-            if wanted.classification and (labels := self._model.labels(name)) is not None
+            for name, output in self.plan.outputs.items()
+            if output.classification and (labels := self._model.labels(name)) is not None
         }
         header_size, parts = await self._offloader.run(
             size, work.encode_infer, self.request, response, self.plan, labels, encoding
         )
         self._respond(SentAnswer(header_size, parts, encoding))
 
-    def _respond(self, answer: SentAnswer) -> None:
-        answer.send(self._exchange)
+    def _respond(self, encoded: SentAnswer) -> None:
+        encoded.send(self._exchange)
         if self.message is not None and self._model.cached_messages is not None:
-            size = len(self.message[0]) + sum(map(len, answer.parts))
-            self._model.cached_messages.keep(self.request, self.message, answer, size)
+            size = len(self.message[0]) + sum(map(len, encoded.parts))
+            self._model.cached_messages.keep(self.request, self.message, encoded, size)
 
     def _binary(self, response: InferResponse) -> bool:
         """Whether no output of a response is written as JSON."""
         plan = self.plan
         if not plan.outputs:
             return plan.binary
-        wanted = [plan.outputs[tensor.name] for tensor in response.outputs if tensor.name in plan.outputs]
-        return all(output.binary and not output.classification for output in wanted)
+        requested = [plan.outputs[tensor.name] for tensor in response.outputs if tensor.name in plan.outputs]
+        return all(output.binary and not output.classification for output in requested)
 
     def _collect(self, response: InferResponse) -> None:
         """Keep the only response until the request completes, then write it."""
@@ -198,7 +198,7 @@ class TextsResponder:
         self._offloader = offloader
         self._decoupled = decoupled
         self._requests: list[InferRequest] = []
-        self._answers: dict[int, InferResponse] = {}
+        self._kept_responses: dict[int, InferResponse] = {}
         self._ended = 0
 
     def start(self, requests: list[InferRequest], model: Model, tracing: Tracing) -> None:
@@ -226,27 +226,27 @@ class TextsResponder:
             if response.error is not None:
                 raise response.error
             counts = not response.empty or _is_only_response(
-                response, index in self._answers, decoupled=self._decoupled
+                response, index in self._kept_responses, decoupled=self._decoupled
             )
-            if counts and self._answers.setdefault(index, response) is not response:
+            if counts and self._kept_responses.setdefault(index, response) is not response:
                 raise invalid(NOT_ONE_RESPONSE)
             self._ended += response.final
             if self._ended == len(self._requests):
-                if len(self._answers) < self._ended:
+                if len(self._kept_responses) < self._ended:
                     raise invalid(NOT_ONE_RESPONSE)
-                self._finish([self._answers[number] for number in range(self._ended)])
+                self._finish([self._kept_responses[number] for number in range(self._ended)])
         except ConchError as error:
             self._give_up(error)
         except Exception:
             LOG.exception("the responses of '%s' could not be written", self._requests[0].model_name)
             self._give_up(internal("the response could not be written"))
 
-    def _finish(self, answers: list[InferResponse]) -> None:
-        _ENCODING.start(self._exchange, self._encode(answers), cancel_on_disconnect=True)
+    def _finish(self, responses: list[InferResponse]) -> None:
+        _ENCODING.start(self._exchange, self._encode(responses), cancel_on_disconnect=True)
 
-    async def _encode(self, answers: list[InferResponse]) -> None:
+    async def _encode(self, responses: list[InferResponse]) -> None:
         # The requests differ only in their texts, and the first one suffices.
-        body = await self._offloader.run(_size(*answers), encode_texts, self._requests[:1], answers)
+        body = await self._offloader.run(_size(*responses), encode_texts, self._requests[:1], responses)
         self._exchange.respond(200, [JSON], body)
 
     def _give_up(self, error: ConchError) -> None:

@@ -237,11 +237,11 @@ class HttpConnection(asyncio.Protocol):
                 self.transport.close()
 
     def _control_reading(self) -> None:
-        wanted = self._lingering or (not self._unread and self.has_room and not self._reader.full)
-        if wanted == self._reading or self.transport.is_closing():
+        reading = self._lingering or (not self._unread and self.has_room and not self._reader.full)
+        if reading == self._reading or self.transport.is_closing():
             return
-        self._reading = wanted
-        if wanted:
+        self._reading = reading
+        if reading:
             self._reader.kept_waiting += monotonic() - self._paused_at
             self.transport.resume_reading()
         else:

@@ -156,12 +156,12 @@ class OffloadingProcess:
         while "ask" in reply[0]:
             packing = Packing(work.packing.callables)
             try:
-                answer = packing.pack(work.packing.callables[reply[0]["ask"]](reply[0]["argument"]))
+                result = packing.pack(work.packing.callables[reply[0]["ask"]](reply[0]["argument"]))
             except ConchError:
                 await self._answer({"refused": True})
                 await self._receive(check)
                 raise
-            await self._answer({"result": answer}, packing.parts)
+            await self._answer({"result": result}, packing.parts)
             reply = await self._receive(check)
         return reply
 

@@ -267,11 +267,11 @@ def _prepare(signature: ModelSignature, request: InferRequest) -> None:
             tensor.elements = count_strings(signature.name, request, tensor)
 
 
-def _at_most(members: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return ``members``; each costs the server time, regardless of its size. Raises INVALID_ARG for too many."""
-    if len(members) > MOST_PARAMETERS:
-        raise invalid(f"the request has {len(members)} {kind}; at most {MOST_PARAMETERS} are allowed")
-    return members
+def _at_most(entries: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return ``entries``; each costs the server time, regardless of its size. Raises INVALID_ARG for too many."""
+    if len(entries) > MOST_PARAMETERS:
+        raise invalid(f"the request has {len(entries)} {kind}; at most {MOST_PARAMETERS} are allowed")
+    return entries
 
 
 class _RefusedError(Exception):

@@ -145,8 +145,8 @@ class _Handler(logging.StreamHandler[Any]):
     def format(self, record: logging.LogRecord) -> str:
         line = f":{record.lineno}" if record.lineno else ""  # 0: the message concerns the whole file
         file = record.filename if record.filename.isprintable() else _UNPRINTABLE.sub(_escaped, record.filename)
-        place = f"{record.process} {file}{line}]"
-        head = f"{_stamp(record, self.settings.log_format)} {place} "
+        location = f"{record.process} {file}{line}]"
+        head = f"{_stamp(record, self.settings.log_format)} {location} "
         table: str | None = getattr(record, "table", None)
         text = record.getMessage()
         if table is not None:

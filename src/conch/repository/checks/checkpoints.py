@@ -64,17 +64,17 @@ def check_checkpoints(model: CheckedModel) -> Iterator[Finding]:
                 yield model.warning(problem, ("backend",), command)
         return
     for version in model.versions:
-        place = _OptionsFile(model, model.files.version_directory(version))
-        document = place.document()
+        options_file = _OptionsFile(model, model.files.version_directory(version))
+        document = options_file.document()
         if document is None:
             continue  # reported by the check of parameter names
         try:
             if model.config.backend == "vllm":
-                yield from _check_named(place, document)
+                yield from _check_named(options_file, document)
             else:
-                yield from _check_checkpoint(place, document)
+                yield from _check_checkpoint(options_file, document)
         except ConchError as error:
-            yield place.finding(error.message)
+            yield options_file.finding(error.message)
 
 
 @dataclass(frozen=True)
@@ -112,56 +112,56 @@ class _OptionsFile:
         return path, read_small(path).decode("utf-8", "replace") if option in (self.document() or {}) else ""
 
 
-def _check_named(place: _OptionsFile, document: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_named(options_file: _OptionsFile, document: Mapping[str, Any]) -> Iterator[Finding]:
     """Check a ``model.json`` of the backend ``vllm``, which contains engine arguments and must name the model."""
     model = document.get("model")
     if isinstance(model, str):
-        yield from _check_path(place, model)
+        yield from _check_path(options_file, model)
     else:
-        path = place.directory / MODEL_FILE
+        path = options_file.directory / MODEL_FILE
         line = 1 if path.is_file() else 0
         yield Finding(path, line, "error", "it must name the model", '{"model": "org/name"}, or a folder')
 
 
-def _check_checkpoint(place: _OptionsFile, document: Mapping[str, Any]) -> Iterator[Finding]:
-    overrides = Options.from_values(parameters(place.model.config))
+def _check_checkpoint(options_file: _OptionsFile, document: Mapping[str, Any]) -> Iterator[Finding]:
+    overrides = Options.from_values(parameters(options_file.model.config))
     options = overrides.over(document)
     if suggestion := suggested_task(options.task):
-        yield place.finding(f"task '{options.task}' is not known", suggestion)
+        yield options_file.finding(f"task '{options.task}' is not known", suggestion)
         return
     if options.model:
-        unreachable = list(_check_path(place, options.model))
+        unreachable = list(_check_path(options_file, options.model))
         yield from unreachable
-        if unreachable or local_path(place.directory, options.model) is None:
+        if unreachable or local_path(options_file.directory, options.model) is None:
             return
-    checkpoint = Checkpoint.open(place.directory, overrides, model_file=document)
+    checkpoint = Checkpoint.open(options_file.directory, overrides, model_file=document)
     if checkpoint.warning:
-        yield replace(place.finding(checkpoint.warning), severity="warning")
+        yield replace(options_file.finding(checkpoint.warning), severity="warning")
     architectures = misfit(canonical(options.task), checkpoint.config)
     if architectures:
         named = ", ".join(checkpoint.config.get("architectures") or ())
-        yield place.finding(
+        yield options_file.finding(
             f"task '{options.task}' does not fit the checkpoint, which is a {named}",
             f"remove 'task', or choose a checkpoint whose architecture is {' or '.join(architectures)}",
         )
     problem, command = engine_problem(checkpoint.engine, checkpoint.task)
     if problem:
-        yield replace(place.finding(problem, command), severity="warning")
+        yield replace(options_file.finding(problem, command), severity="warning")
 
 
-def _check_path(place: _OptionsFile, model: str) -> Iterator[Finding]:
+def _check_path(options_file: _OptionsFile, model: str) -> Iterator[Finding]:
     """Yield a finding for a model that is neither a path in the version's or model's directory nor a Hub id."""
-    from_there = f"paths begin at {place.directory} or {place.directory.parent}"
+    from_there = f"paths begin at {options_file.directory} or {options_file.directory.parent}"
     try:
-        if local_path(place.directory, model) is not None:
+        if local_path(options_file.directory, model) is not None:
             return
     except ConchError as error:
-        yield place.finding(error.message, from_there)
+        yield options_file.finding(error.message, from_there)
         return
     if not is_hub_id(model):
-        yield place.finding(
+        yield options_file.finding(
             f"'{model}' is neither a folder, a .gguf file nor an id on the Hugging Face Hub (org/name)", from_there
         )
     elif Path(model).is_dir():
         problem = f"'{model}' is a folder of the directory that you are in; the server would look for it on the Hub"
-        yield place.finding(problem, f'"model": "{Path(model).resolve()}"')
+        yield options_file.finding(problem, f'"model": "{Path(model).resolve()}"')

@@ -53,8 +53,8 @@ def _tensor_findings(model: CheckedModel, completed: bool) -> Iterator[Finding]:
     config = model.config
     if not config.output and not completed and not is_ensemble(config):
         lacks = "no output" if config.input else "neither input nor output"
-        here = "here" if model.files.config_path else f"in {model.files.directory / CONFIG_FILE}"
-        fix = f'write output {{ name: "…" data_type: TYPE_FP32 dims: [ 1 ] }} {here}'
+        location = "here" if model.files.config_path else f"in {model.files.directory / CONFIG_FILE}"
+        fix = f'write output {{ name: "…" data_type: TYPE_FP32 dims: [ 1 ] }} {location}'
         if implementation(config) == "python":
             fix += ", or auto_complete_config in model.py"
         yield model.warning(f"the configuration of model '{config.name}' declares {lacks}", (), fix)
@@ -89,11 +89,11 @@ def _row_warnings(model: CheckedModel) -> Iterator[Finding]:
 
 def _gpu_warnings(model: CheckedModel) -> Iterator[Finding]:
     """Warn of instances on GPUs that this machine lacks; another machine may serve the model."""
-    here = visible_gpus()
+    visible = visible_gpus()
     for index, group in enumerate(model.files.config.instance_group):
-        lacks = [gpu for gpu in group.gpus if gpu not in here]
-        if group.kind == InstanceGroup.KIND_GPU and (lacks or not here):
-            has = f"has no GPU {lacks[0]}" if here else "has no GPU"
+        lacks = [gpu for gpu in group.gpus if gpu not in visible]
+        if group.kind == InstanceGroup.KIND_GPU and (lacks or not visible):
+            has = f"has no GPU {lacks[0]}" if visible else "has no GPU"
             yield model.warning(
                 f"the model asks for a GPU, and this machine {has}: it does not load here",
                 ("instance_group", index),

@@ -53,14 +53,14 @@ _HARMLESS: Final = frozenset({"distutils-precedence.pth", "_virtualenv.pth"})
 
 def missing_modules(python: str, names: Collection[str]) -> frozenset[str]:
     """Return the top-level ``names`` that the interpreter does not find; empty if that cannot be determined."""
-    wanted = sorted(set(names) - GIVEN)
-    if not wanted:
+    imported = sorted(set(names) - GIVEN)
+    if not imported:
         return frozenset()
     if python != sys.executable:
-        return _missing_in(Path(python).parent.parent, wanted)
+        return _missing_in(Path(python).parent.parent, imported)
     try:
         done = subprocess.run(
-            [python, "-c", _PROGRAM], input=json.dumps(wanted), capture_output=True, text=True, timeout=_SECONDS
+            [python, "-c", _PROGRAM], input=json.dumps(imported), capture_output=True, text=True, timeout=_SECONDS
         )
         return frozenset(json.loads(done.stdout)) if done.returncode == 0 else frozenset()
     except (OSError, subprocess.SubprocessError, ValueError):
@@ -69,24 +69,24 @@ def missing_modules(python: str, names: Collection[str]) -> frozenset[str]:
 
 def _missing_in(environment: Path, names: Iterable[str]) -> frozenset[str]:
     """Return the ``names`` that an environment's folders lack; empty if it also uses other folders."""
-    places: list[Path] = []
+    directories: list[Path] = []
     for site in environment.glob("lib/python3*/site-packages"):
         if any(path.name not in _HARMLESS for path in site.glob("*.pth")):
             return frozenset()
         library = site.parent
-        places += (site, library, library / "lib-dynload")
+        directories += (site, library, library / "lib-dynload")
         settings = _settings(environment / "pyvenv.cfg")
         if settings.get("include-system-site-packages", "").lower() == "true":
             return frozenset()
         if "home" in settings:  # a virtual environment uses the standard library of its base installation
             base = Path(settings["home"]).parent / "lib" / library.name
-            places += (base, base / "lib-dynload")
-    if not places:
+            directories += (base, base / "lib-dynload")
+    if not directories:
         return frozenset()
     return frozenset(
         name
         for name in names
-        if name not in sys.stdlib_module_names and all(_module(place, name) is None for place in places)
+        if name not in sys.stdlib_module_names and all(_module(directory, name) is None for directory in directories)
     )
 
 
@@ -101,8 +101,8 @@ def _settings(path: Path) -> dict[str, str]:
 
 def neighbour(imported: Imported, version_directory: Path) -> Path | None:
     """Return the file or folder in the model's own directories for the first part of an import, or None."""
-    places = (version_directory,) if imported.level else (version_directory, version_directory.parent)
-    return next((path for place in places if (path := _module(place, imported.top)) is not None), None)
+    directories = (version_directory,) if imported.level else (version_directory, version_directory.parent)
+    return next((path for directory in directories if (path := _module(directory, imported.top)) is not None), None)
 
 
 def neighbour_source(imported: Imported, version_directory: Path) -> Path | None:
@@ -127,8 +127,8 @@ def interpreter_of(environment: str, model_directory: Path) -> str | None:
     return str(python) if python.exists() else None
 
 
-def _module(place: Path, name: str) -> Path | None:
-    for path in (place / f"{name}.py", place / name, *place.glob(f"{name}.*.so"), place / f"{name}.so"):
+def _module(directory: Path, name: str) -> Path | None:
+    for path in (directory / f"{name}.py", directory / name, *directory.glob(f"{name}.*.so"), directory / f"{name}.so"):
         if path.exists():
             return path
     return None
@@ -242,12 +242,12 @@ def _finding(use: _Use, missing: frozenset[str], python: str) -> Finding | None:
 
 
 def _fix(use: _Use, python: str) -> str:
-    name, place = use.imported.top, use.version_directory
-    beside = [path.stem for path in (*place.glob("*.py"), *place.parent.glob("*.py")) if path != use.source]
+    name, directory = use.imported.top, use.version_directory
+    beside = [path.stem for path in (*directory.glob("*.py"), *directory.parent.glob("*.py")) if path != use.source]
     known = {*beside} if use.imported.level else {*beside, *_COMMON, *sys.stdlib_module_names} - {name}
     if hint := did_you_mean(name, known, likeness=0.8):
         return hint
-    file = place / f"{name}.py"
+    file = directory / f"{name}.py"
     if use.imported.level:
         return f"put it at {file}"
     if name in extras.PACKAGES and python == sys.executable:

@@ -53,9 +53,9 @@ def check_contents(repository: ModelRepository) -> Iterator[Finding]:
     for path in repository.unnameable():
         yield Finding(path, 0, "error", "the name of a model must be UTF-8", "rename it")
     if not repository.names():
-        for place in repository.paths:
-            fix = f"make a directory for each model, such as {place}/NAME/1/model.json"
-            yield Finding(Path(str(place)), 0, "warning", "there are no models in this repository", fix, str(place))
+        for location in map(str, repository.paths):
+            fix = f"make a directory for each model, such as {location}/NAME/1/model.json"
+            yield Finding(Path(location), 0, "warning", "there are no models in this repository", fix, location)
 
 
 def check_placement(files: ModelFiles) -> Iterator[Finding]:
@@ -167,11 +167,11 @@ def _unknown(path: Path, names: Iterator[tuple[str, int]], known: Collection[str
             yield Finding(path, line, "warning", problem, fix)
 
 
-def _names(tree: ast.Module, function: str, place: int) -> Iterator[tuple[str, int]]:
-    """Yield the constant texts at argument index ``place`` in calls of ``function``, with their lines."""
+def _names(tree: ast.Module, function: str, index: int) -> Iterator[tuple[str, int]]:
+    """Yield the constant texts at argument index ``index`` in calls of ``function``, with their lines."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) == function and len(node.args) > place:
-            argument = node.args[place]
+        if isinstance(node, ast.Call) and _called(node) == function and len(node.args) > index:
+            argument = node.args[index]
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                 yield argument.value, argument.lineno
 
@@ -204,15 +204,15 @@ def _side_file_problems(model: CheckedModel) -> Iterator[Problem]:
         for name in sorted(sample.inputs):
             source = sample.inputs[name].input_data_file
             if source and not (directory / "warmup" / source).is_file():
-                wanted = directory / "warmup" / source
+                file = directory / "warmup" / source
                 where = ("model_warmup", index, "inputs")
-                yield Problem(f"warmup input '{name}' needs {wanted}, which is missing", where)
+                yield Problem(f"warmup input '{name}' needs {file}, which is missing", where)
     for index, state in enumerate(config.sequence_batching.state):
         for initial in state.initial_state:
-            wanted = directory / "initial_state" / initial.data_file
-            if initial.data_file and not wanted.is_file():
+            file = directory / "initial_state" / initial.data_file
+            if initial.data_file and not file.is_file():
                 field = ("sequence_batching", 0, "state", index, "initial_state")
-                yield Problem(f"initial state '{initial.name}' needs {wanted}, which is missing", field)
+                yield Problem(f"initial state '{initial.name}' needs {file}, which is missing", field)
     environment = parameters(config).get("EXECUTION_ENV_PATH", "")
     if environment:
         path = Path(environment.replace("$$TRITON_MODEL_DIRECTORY", str(directory)))
@@ -233,18 +233,18 @@ def check_ensemble(model: CheckedModel, models: Mapping[str, CheckedModel]) -> I
 
 def _ensemble_problems(model: CheckedModel, models: Mapping[str, CheckedModel]) -> Iterator[Problem]:
     used = {step.model_name for step in model.config.ensemble_scheduling.step}
-    members = {name: models[name] for name in used if name in models}
+    step_models = {name: models[name] for name in used if name in models}
     # Tensors that a backend adds when it loads a step's model cannot be compared here.
-    unknown = any(not (member.config.input and member.config.output) for member in members.values())
-    for problem in member_problems(model.config, {name: member.config for name, member in members.items()}):
+    unknown = any(not (step.config.input and step.config.output) for step in step_models.values())
+    for problem in member_problems(model.config, {name: step.config for name, step in step_models.items()}):
         if "not available or ambiguous" in problem.message:
-            hints = (did_you_mean(name, models) for name in sorted(used - members.keys()))
+            hints = (did_you_mean(name, models) for name in sorted(used - step_models.keys()))
             problem.hint = next(filter(None, hints), "add it to the repository")
             yield problem
         elif not unknown:
             yield problem
-    if len(members) == len(used):
-        versions = version_problem(model.config, {name: member.versions for name, member in members.items()})
+    if len(step_models) == len(used):
+        versions = version_problem(model.config, {name: step.versions for name, step in step_models.items()})
         if versions:
             yield versions
 
@@ -298,9 +298,9 @@ def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[
                 yield from _check_model_file(path, arguments)
 
 
-def _table(place: str) -> ParameterTable:
+def _table(reference: str) -> ParameterTable:
     """Import the table that a backend declares as ``module:name``."""
-    module, _, name = place.partition(":")
+    module, _, name = reference.partition(":")
     table: ParameterTable = getattr(import_module(module), name)
     return table
 
@@ -384,11 +384,11 @@ def _check_store(url: StoreUrl, config_name: str | None) -> Finding | None:
 
 def _as_shown(finding: Finding, repository: ModelRepository) -> Finding:
     """Replace the paths of local copies in a finding with their original locations."""
-    place = repository.shown(str(finding.path))
-    if place == str(finding.path):
+    original = repository.shown(str(finding.path))
+    if original == str(finding.path):
         return finding
     shown = repository.shown
-    return replace(finding, place=place, problem=shown(finding.problem), fix=shown(finding.fix))
+    return replace(finding, place=original, problem=shown(finding.problem), fix=shown(finding.fix))
 
 
 def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
@@ -425,12 +425,12 @@ def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
     yield from _check_ensembles(models)
 
 
-def _unless_unreadable(place: Path, findings: Iterator[Finding]) -> Iterator[Finding]:
+def _unless_unreadable(path: Path, findings: Iterator[Finding]) -> Iterator[Finding]:
     """Yield the findings; an unreadable file or directory ends them with a finding of its own."""
     try:
         yield from findings
     except OSError as error:
-        yield Finding(Path(error.filename or place), 0, "error", f"cannot be read: {error.strerror}")
+        yield Finding(Path(error.filename or path), 0, "error", f"cannot be read: {error.strerror}")
 
 
 def _check_model(model: CheckedModel, names: Collection[str], backends: BackendDirectories) -> Iterator[Finding]:

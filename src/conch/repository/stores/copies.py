@@ -69,7 +69,7 @@ class Transfer:
         self._lock = threading.Lock()
         self._total = sum(file.size for file in files)
         self._arrived = 0
-        self._begun = self._told = clock()
+        self._started_at = self._logged_at = clock()
         self._given_up = threading.Event()
 
     def run(self) -> None:
@@ -85,7 +85,7 @@ class Transfer:
         finally:
             self._given_up.set()
             wait(futures)  # no thread may still write to the folder
-        took = max(self._clock() - self._begun, 1e-3)
+        took = max(self._clock() - self._started_at, 1e-3)
         LOG.info("downloaded %s: took %.1f s, %s/s", self._what, took, in_units(self._total / took))
 
     def fetch(self, file: RemoteFile) -> Path:
@@ -137,8 +137,8 @@ class Transfer:
             raise unavailable(f"{file.path} has arrived with {size} bytes instead of {file.size}")
         with part.open("rb") as stream:
             os.fsync(stream.fileno())
-            algorithm, _, wanted = file.digest.partition(":")
-            if wanted and _digest(stream, algorithm, size) != wanted and self._store.digest_holds(file):
+            algorithm, _, digest = file.digest.partition(":")
+            if digest and _digest(stream, algorithm, size) != digest and self._store.digest_holds(file):
                 raise unavailable(f"{file.path} differs from the store: its {algorithm} is different")
 
     def _count(self, amount: int) -> None:
@@ -147,9 +147,9 @@ class Transfer:
         with self._lock:
             self._arrived += amount
             now = self._clock()
-            if now - self._told < _PROGRESS_SECONDS or not self._total:
+            if now - self._logged_at < _PROGRESS_SECONDS or not self._total:
                 return
-            self._told = now
+            self._logged_at = now
             share, arrived = 100 * self._arrived // self._total, in_units(self._arrived)
         LOG.info("downloading %s: %d %%, %s of %s", self._what, share, arrived, in_units(self._total))
 
@@ -157,19 +157,19 @@ class Transfer:
 class _Arrival:
     """Counts the received bytes of one file."""
 
-    def __init__(self, tell: Callable[[int], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[int], None]) -> None:
+        self._report = report
         self._bytes = 0
 
     def __call__(self, amount: int) -> None:
         self._bytes += amount
-        self._tell(amount)
+        self._report(amount)
 
     def correct(self, amount: int) -> None:
         """Set the count to ``amount``, regardless of earlier reports."""
         missing, self._bytes = amount - self._bytes, amount
         try:
-            self._tell(missing)
+            self._report(missing)
         except ConchError:
             pass  # aborted; the caller checks for it
 
@@ -254,11 +254,11 @@ class ModelCopies:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            told = False
+            logged = False
             while not _lock(fd, exclusive=True):
-                if not told:
+                if not logged:
                     LOG.info("waiting for another load that makes a copy of '%s'", self.folder.name)
-                    told = True
+                    logged = True
                 if self._closed.wait(_POLL_INTERVAL):
                     raise unavailable("the server is stopping and reads no model repository")
             yield

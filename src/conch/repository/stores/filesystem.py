@@ -44,9 +44,9 @@ class FilesystemStore:
         self._fetching = dict(fetching or {})
 
     def find(self, below: str = "") -> list[RemoteFile]:
-        place = f"{self._root}/{below}" if below else self._root
+        path = f"{self._root}/{below}" if below else self._root
         self.filesystem.invalidate_cache()
-        entries = self.filesystem.find(place, detail=True)
+        entries = self.filesystem.find(path, detail=True)
         files = []
         for entry in entries.values():
             name = entry["name"].removeprefix("/")
@@ -64,8 +64,8 @@ class FilesystemStore:
         return files
 
     def fetch(self, file: RemoteFile, target: Path, arrived: Arrived) -> None:
-        place = f"{self._root}/{file.path}"
-        self.filesystem.get_file(place, str(target), callback=_callback(arrived), **self._fetching)
+        path = f"{self._root}/{file.path}"
+        self.filesystem.get_file(path, str(target), callback=_callback(arrived), **self._fetching)
 
     def key(self, file: RemoteFile) -> str:
         """Return the name of a file in its bucket."""

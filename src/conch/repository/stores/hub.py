@@ -46,9 +46,9 @@ class HubStore:
         self._inside = f"{url.prefix}/" if url.prefix else ""
 
     def find(self, below: str = "") -> list[RemoteFile]:
-        wanted = f"{self._inside}{below}/" if below else self._inside
+        prefix = f"{self._inside}{below}/" if below else self._inside
         files = self._cached() if self._hub.constants.HF_HUB_OFFLINE else self._listed()
-        return [file for path, file in files if path.startswith(wanted)]
+        return [file for path, file in files if path.startswith(prefix)]
 
     def _listed(self) -> list[tuple[str, RemoteFile]]:
         """List the files on the Hub by path. Later downloads use the commit of this listing."""

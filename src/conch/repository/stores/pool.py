@@ -20,11 +20,11 @@ _Work = tuple["Future[Any]", Callable[[], Any]] | None
 
 
 class DaemonPool:
-    """Runs calls in at most ``most`` threads, started on demand."""
+    """Runs calls in at most ``limit`` threads, started on demand."""
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, limit: int) -> None:
         self._name = name
-        self._most = most
+        self._limit = limit
         self._queue: SimpleQueue[_Work] = SimpleQueue()
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
@@ -40,7 +40,7 @@ class DaemonPool:
             if self.closed.is_set():
                 raise _stopping()
             self._pending.add(future)
-            if (number := len(self._threads)) < min(self._most, len(self._pending)):
+            if (number := len(self._threads)) < min(self._limit, len(self._pending)):
                 name = f"{self._name}-{number + 1}"
                 thread = threading.Thread(target=self._work, args=(number,), name=name, daemon=True)
                 thread.start()

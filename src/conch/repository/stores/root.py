@@ -148,14 +148,14 @@ def usable(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[str]]:
     return list(good.values()), refused
 
 
-def warn(place: object, refused: Iterable[str], known: set[str]) -> None:
+def warn(repository: object, refused: Iterable[str], known: set[str]) -> None:
     """Log each new error text once; ``known`` contains those already logged and is updated."""
     new = [problem for problem in refused if problem not in known]
     known.update(new)
     for problem in new[:_NAMED]:
-        LOG.warning("model repository %s: %s, and is left out", place, problem)
+        LOG.warning("model repository %s: %s, and is left out", repository, problem)
     if len(new) > _NAMED:
-        LOG.warning("model repository %s: %d more names like this are left out", place, len(new) - _NAMED)
+        LOG.warning("model repository %s: %d more names like this are left out", repository, len(new) - _NAMED)
 
 
 def _problem(path: str) -> str:
@@ -372,8 +372,8 @@ class StoreRoot:
 
     def shown(self, text: str) -> str:
         """Replace the paths of copies in ``text`` with the URLs of their models."""
-        place = re.escape(str(self.folder)) + r"/([^/]+)/(?:\d+|new)/\1(?=/|\b)"
-        return re.sub(place, lambda match: f"{self.url}/{match[1]}", text)
+        pattern = re.escape(str(self.folder)) + r"/([^/]+)/(?:\d+|new)/\1(?=/|\b)"
+        return re.sub(pattern, lambda match: f"{self.url}/{match[1]}", text)
 
     def _look(self) -> dict[str, StoredModel]:
         """List the repository; returns the last listing if that fails, and raises without one."""

@@ -82,8 +82,11 @@ _MISSING = frozenset({"FileNotFoundError", "ResourceNotFoundError", "RepositoryN
 _MESSAGES_OF_DENIAL = ("forbidden", "invalid credentials", "unauthorized", "anonymous caller", "authenticationfailed")
 
 
-def explained(place: object, error: Exception, credentials: str, redacted: Redacted) -> ConchError:
-    """Return the error for an exception raised while reading ``place``; ``credentials`` names the settings to check."""
+def explained(repository: object, error: Exception, credentials: str, redacted: Redacted) -> ConchError:
+    """Return the error for an exception raised while reading ``repository``.
+
+    ``credentials`` names the settings to check.
+    """
     if isinstance(error, ConchError):
         return error
     names = {kind.__name__ for cause in _chain(error) for kind in type(cause).__mro__}
@@ -91,10 +94,10 @@ def explained(place: object, error: Exception, credentials: str, redacted: Redac
     if isinstance(error, TimeoutError) and not str(error):
         reason = "it has sent nothing for too long"
     if names & _DENIED or any(text in reason.lower() for text in _MESSAGES_OF_DENIAL):
-        return invalid(f"model repository {place} may not be read: {reason}; check {credentials}")
+        return invalid(f"model repository {repository} may not be read: {reason}; check {credentials}")
     if names & _MISSING:
-        return invalid(f"model repository {place} does not exist: {reason}")
-    return ConchError(f"model repository {place} cannot be read: {reason}", Code.UNAVAILABLE)
+        return invalid(f"model repository {repository} does not exist: {reason}")
+    return ConchError(f"model repository {repository} cannot be read: {reason}", Code.UNAVAILABLE)
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

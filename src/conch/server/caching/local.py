@@ -68,13 +68,13 @@ class LocalCache:
         return LocalScope(self, self._scopes, f"'{model}' version {version}")
 
     def find(self, key: tuple[int, bytes]) -> CachedResponse | None:
-        begun = monotonic_ns()
+        start = monotonic_ns()
         self.lookups += 1
         stored = self._entries.get(key)
         if stored is not None:
             self.hits += 1
             self._entries.move_to_end(key)
-        self._lookup_ns += monotonic_ns() - begun
+        self._lookup_ns += monotonic_ns() - start
         return stored.entry if stored is not None else None
 
     def insert(self, key: tuple[int, bytes], scope: LocalScope, entry: CachedResponse) -> bool:
@@ -84,7 +84,7 @@ class LocalCache:
         """
         if key in self._entries:
             return False
-        begun = monotonic_ns()
+        start = monotonic_ns()
         if entry.size > self.size:
             scope.note_too_large(key[1], entry.size, self.size)
             return True
@@ -92,18 +92,18 @@ class LocalCache:
         self._entries[key] = _Kept(scope, entry, entry.size)
         scope.keys.add(key[1])
         self.used += entry.size
-        self._insertion_ns += monotonic_ns() - begun
+        self._insertion_ns += monotonic_ns() - start
         return True
 
     def attach(
-        self, key: tuple[int, bytes], entry: CachedResponse, message: Hashable, answer: object, size: int
+        self, key: tuple[int, bytes], entry: CachedResponse, message: Hashable, encoded: object, size: int
     ) -> None:
-        """Store the encoded response ``answer`` with ``entry``, by the request ``message`` that it belongs to.
+        """Store the response ``encoded`` with ``entry``, by the request ``message`` that it belongs to.
 
         If several identical requests end before the first message is attached, only one is stored.
         """
         kept = self._entries.get(key)
-        if kept is None or kept.entry is not entry or message in kept.scope.answers:
+        if kept is None or kept.entry is not entry or message in kept.scope.responses:
             return
         if len(kept.messages) == MOST_MESSAGES or kept.size + size > self.size // 2:
             return
@@ -112,14 +112,14 @@ class LocalCache:
         kept.messages += (message,)
         kept.size += size
         self.used += size
-        kept.scope.answers[message] = key[1], answer
+        kept.scope.responses[message] = key[1], encoded
 
     def remove(self, key: tuple[int, bytes]) -> None:
         kept = self._entries.pop(key)
         self.used -= kept.size
         kept.scope.keys.discard(key[1])
         for message in kept.messages:
-            del kept.scope.answers[message]
+            del kept.scope.responses[message]
 
     def _make_room(self, size: int) -> None:
         while self.used + size > self.size:
@@ -146,7 +146,7 @@ class LocalScope:
         self.title = title
         self.keys: set[bytes] = set()
         #: The cache key and the encoded response for each request message.
-        self.answers: dict[Hashable, tuple[bytes, object]] = {}
+        self.responses: dict[Hashable, tuple[bytes, object]] = {}
         self._cache = cache
         self._number = number
         self._ended = False
@@ -165,14 +165,14 @@ class LocalScope:
 
     def find_message(self, message: Hashable) -> object | None:
         """Return the encoded response for an identical earlier message, while its entry is cached."""
-        known = self.answers.get(message)
+        known = self.responses.get(message)
         if known is None:
             return None
         self._cache.find((self._number, known[0]))
         return known[1]
 
-    def attach(self, key: bytes, entry: CachedResponse, message: Hashable, answer: object, size: int) -> None:
-        self._cache.attach((self._number, key), entry, message, answer, size)
+    def attach(self, key: bytes, entry: CachedResponse, message: Hashable, encoded: object, size: int) -> None:
+        self._cache.attach((self._number, key), entry, message, encoded, size)
 
     def note_too_large(self, key: bytes, size: int, limit: int) -> None:
         """Log once that a response is too large to be cached."""

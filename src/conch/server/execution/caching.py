@@ -53,23 +53,23 @@ class CacheLookup:
         if request.correlation_id:
             self._executor.submit(request)
             return
-        begun = request.times.queued = monotonic_ns()
+        start = request.times.queued = monotonic_ns()
         request.hold_copies()  # the key is computed from them
         if request.shared is not None:
             request.shared.copies = True
         if input_bytes(request) > MOST_BYTES_AT_ONCE:
-            self._look_up_later(request, self._scope(), b"", begun)
+            self._look_up_later(request, self._scope(), b"", start)
             return
         key, scope = request_key(request), self._scope()
         cached = scope.find(key)
         if isinstance(cached, CachedResponse):
-            _note_hit(request, key, cached, monotonic_ns() - begun)
+            _note_hit(request, key, cached, monotonic_ns() - start)
             # Deferred, because a caller may not expect a callback before it has sent all its requests.
             self._loop.call_soon(_respond, request, cached)
         elif cached is None:
-            self._run(request, scope, key, monotonic_ns() - begun)
+            self._run(request, scope, key, monotonic_ns() - start)
         else:
-            self._look_up_later(request, scope, key, begun, cached)
+            self._look_up_later(request, scope, key, start, cached)
 
     def fail_waiting(self, error: ConchError) -> None:
         """Fail the requests that are being looked up."""
@@ -82,14 +82,14 @@ class CacheLookup:
         self._scope().forget()
 
     def _look_up_later(
-        self, request: InferRequest, scope: CacheScope, key: bytes, begun: int, cached: Any = None
+        self, request: InferRequest, scope: CacheScope, key: bytes, start: int, cached: Any = None
     ) -> None:
         request.on_cancel = _cancel
-        task = self._loop.create_task(self._look_up(request, scope, key, begun, cached))
+        task = self._loop.create_task(self._look_up(request, scope, key, start, cached))
         self._looking_up[request] = task
         task.add_done_callback(lambda task: self._looking_up.pop(request, None))
 
-    async def _look_up(self, request: InferRequest, scope: CacheScope, key: bytes, begun: int, cached: Any) -> None:
+    async def _look_up(self, request: InferRequest, scope: CacheScope, key: bytes, start: int, cached: Any) -> None:
         if not key:
             key = await compute(request_key, request)
             cached = scope.find(key)
@@ -98,7 +98,7 @@ class CacheLookup:
         if request.finished:
             return
         request.on_cancel = None
-        lookup = monotonic_ns() - begun
+        lookup = monotonic_ns() - start
         if cached is not None:
             _note_hit(request, key, cached, lookup)
             _respond(request, cached)
@@ -138,7 +138,7 @@ class _Miss:
         self._worth_keeping = True
 
     def observe(self, response: InferResponse) -> None:
-        begun = monotonic_ns()
+        start = monotonic_ns()
         if response.error is not None or (response.outputs and self._response is not None):
             self._worth_keeping = False
         elif response.outputs:
@@ -148,7 +148,7 @@ class _Miss:
             if self._worth_keeping and self._response is not None and self._now() is self._scope:
                 new = self._scope.insert(self._key, self._response)
             if new:
-                self._statistics.record_cache_miss(self._lookup + monotonic_ns() - begun)
+                self._statistics.record_cache_miss(self._lookup + monotonic_ns() - start)
 
 
 #: Maximum message size (bytes): for larger messages, the lookup takes longer than it saves.
@@ -166,10 +166,10 @@ class CachedMessages:
 
     def find(self, message: Hashable) -> object | None:
         """Return the encoded response to an identical earlier message and record a cache hit; None if there is none."""
-        begun = monotonic_ns()
+        start = monotonic_ns()
         response = self._scope().find_message(message)
         if response is not None:
-            took = monotonic_ns() - begun
+            took = monotonic_ns() - start
             self._statistics.record_cache_hit(took, took, took)
         return response
 

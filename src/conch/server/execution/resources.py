@@ -56,10 +56,10 @@ class InstanceResources:
         instances = self._instances[worker]
         return instances if len(instances) == worker.slots else instances[:1] * worker.slots
 
-    def stage(self, wanted: Collection[LimitedInstance]) -> None:
-        """Let exactly the ``wanted`` instances compete with those of other models, and run those that are next."""
+    def stage(self, competing: Collection[LimitedInstance]) -> None:
+        """Let exactly the instances ``competing`` compete with those of other models, and run those that are next."""
         for instance in self._all():
-            (self._limiter.stage if instance in wanted else self._limiter.unstage)(instance)
+            (self._limiter.stage if instance in competing else self._limiter.unstage)(instance)
         self._limiter.attempt()
 
     def contended(self, instance: LimitedInstance) -> bool:
@@ -99,10 +99,12 @@ class InstanceResources:
 def _groups_at(config: ModelConfig, placement: WorkerPlacement) -> list[InstanceGroup]:
     """The group of each instance of the worker at ``placement``, or a group that differs only in its name."""
     where = placement.kind, placement.device
-    there = [(group, instance) for group, instance in instances_of(config) if (instance.kind, instance.device) == where]
+    placed = [
+        (group, instance) for group, instance in instances_of(config) if (instance.kind, instance.device) == where
+    ]
     if placement.count == 1:
-        return [next(group for group, instance in there if instance.signature == placement.signature)]
-    return [group for group, _ in there]
+        return [next(group for group, instance in placed if instance.signature == placement.signature)]
+    return [group for group, _ in placed]
 
 
 def _needs(group: InstanceGroup, device: int) -> dict[ResourceKey, int]:

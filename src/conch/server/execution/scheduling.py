@@ -75,7 +75,7 @@ def _make_batcher(config: ModelConfig, signature: ModelSignature, limit: int, ba
             queue,
             max_batch_size=config.max_batch_size,
             max_batch_tokens=_token_budget(config),
-            enough=max(batching.preferred_batch_size, default=config.max_batch_size),
+            minimum_rows=max(batching.preferred_batch_size, default=config.max_batch_size),
             max_delay_us=batching.max_queue_delay_microseconds,
         )
     return DynamicBatcher(

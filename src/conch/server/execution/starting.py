@@ -250,9 +250,9 @@ class WorkerStarter:
         environment = dict(os.environ)
         self._first = worker = await self._start(f"{self.config.name}_0", environment, await self._kind(environment))
         async with self._followed(worker):
-            answer = await worker.ask({"op": "complete"})
+            reply = await worker.ask({"op": "complete"})
         self.config = copied(self.config)
-        merge_completion(self.config, render.from_json(answer["config"]))
+        merge_completion(self.config, render.from_json(reply["config"]))
 
     def kill_unused(self) -> None:
         """Kill the worker that completed the configuration if it has not been launched."""
@@ -266,10 +266,10 @@ class WorkerStarter:
         try:
             config = render.to_json(self.config)
             async with self._followed(worker):
-                answer = await worker.ask({"op": "start", "instance": instance_fields(placement), "config": config})
-                worker.slots = answer.get("slots", 0)
-                worker.runtime_facts = self._runtime_facts(placement, answer.get("runs_with", {}))
-                worker.dependencies = [(kind, text) for kind, text in answer.get("dependencies", ())]
+                reply = await worker.ask({"op": "start", "instance": instance_fields(placement), "config": config})
+                worker.slots = reply.get("slots", 0)
+                worker.runtime_facts = self._runtime_facts(placement, reply.get("runs_with", {}))
+                worker.dependencies = [(kind, text) for kind, text in reply.get("dependencies", ())]
                 samples = await asyncio.to_thread(read_samples, self.config, self._files.directory, self._warmup_limit)
                 await warm_up(worker, self.config, samples)
         except BaseException:
@@ -313,7 +313,7 @@ class WorkerStarter:
             following.cancel()
 
     async def _follow(self, worker: WorkerProcess) -> None:
-        begun = logged_at = monotonic()
+        start = logged_at = monotonic()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if worker.verdict.idle >= STALLED_SECONDS:
@@ -326,13 +326,13 @@ class WorkerStarter:
                 "still loading '%s' version %d after %.0f s%s",
                 self.config.name,
                 self._version,
-                monotonic() - begun,
+                monotonic() - start,
                 f": its worker (pid {worker.pid}) has {memory / 1e9:.2f} GB in memory" if memory else "",
             )
 
-    def _runtime_facts(self, placement: WorkerPlacement, told: Mapping[str, str]) -> dict[str, str]:
+    def _runtime_facts(self, placement: WorkerPlacement, reported: Mapping[str, str]) -> dict[str, str]:
         """The facts that a worker reports, with its device and the maximum batch size."""
-        facts = dict(told)
+        facts = dict(reported)
         if placement.kind != "MODEL":
             facts["device"] = f"GPU {placement.device}" if placement.kind == "GPU" else "CPU"
         if self.config.max_batch_size > 0:
@@ -348,10 +348,10 @@ class WorkerStarter:
         """
         try:
             async with self._followed(worker):
-                answer = await worker.ask({"op": "preloads", "instance": instance_fields(placement)})
-            if not answer["modules"]:
+                reply = await worker.ask({"op": "preloads", "instance": instance_fields(placement)})
+            if not reply["modules"]:
                 return worker
-            sharing = kind.sharing(answer["modules"], answer["environment"])
+            sharing = kind.sharing(reply["modules"], reply["environment"])
             shared = await self._start(placement.name, environment, sharing)
         except BaseException:
             worker.kill()
@@ -430,8 +430,8 @@ def placements_of(config: ModelConfig) -> Iterator[WorkerPlacement]:
         yield from instances
         return
     for kind, device in dict.fromkeys((placement.kind, placement.device) for placement in instances):
-        there = [placement for placement in instances if (placement.kind, placement.device) == (kind, device)]
-        yield replace(there[0], count=len(there), signature=b"".join(placement.signature for placement in there))
+        group = [placement for placement in instances if (placement.kind, placement.device) == (kind, device)]
+        yield replace(group[0], count=len(group), signature=b"".join(placement.signature for placement in group))
 
 
 def instances_of(config: ModelConfig) -> Iterator[tuple[InstanceGroup, WorkerPlacement]]:
@@ -456,16 +456,16 @@ def _signature(group: InstanceGroup) -> bytes:
 
 
 def compare_placements(
-    running: Sequence[WorkerPlacement], wanted: Sequence[WorkerPlacement]
+    running: Sequence[WorkerPlacement], required: Sequence[WorkerPlacement]
 ) -> tuple[list[WorkerPlacement], list[WorkerPlacement]]:
-    """The ``running`` placements to keep because they match ``wanted`` placements, and the placements to start.
+    """The ``running`` placements to keep because they match ``required`` placements, and the placements to start.
 
     Names are ignored, as in Triton: a worker that matches except for its name keeps its old name. A new worker gets a
     name that no kept worker has.
     """
     left, missing = list(running), []
     kept = []
-    for placement in wanted:
+    for placement in required:
         if placement in left:
             left.remove(placement)
             kept.append(placement)
@@ -481,7 +481,7 @@ def compare_placements(
             kept.append(equal)
     names = {placement.name: None for placement in kept}
     for index, placement in enumerate(new):
-        free = (name for name in (placement.name, *(other.name for other in wanted)) if name not in names)
+        free = (name for name in (placement.name, *(other.name for other in required)) if name not in names)
         new[index] = replace(placement, name=next(free))
         names[new[index].name] = None
     return kept, new

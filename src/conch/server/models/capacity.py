@@ -25,7 +25,7 @@ class Capacity(NamedTuple):
 
     def within(self, limit: Capacity) -> bool:
         """Whether this is within ``limit``, where 0 means no limit."""
-        return all(not most or amount <= most for amount, most in zip(self, limit, strict=True))
+        return all(not maximum or amount <= maximum for amount, maximum in zip(self, limit, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

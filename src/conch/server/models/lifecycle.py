@@ -118,12 +118,12 @@ class Lifecycle:
             model_state = self._table.models.get(name)
             if model_state is None:
                 return
-            members = model_state.members
+            step_keys = model_state.members
             model_state.wanted = False
             self.versions.unload_model(model_state)
             self._revalidate([name])
         if dependents:
-            task = asyncio.get_running_loop().create_task(self._unload_step_models(name, members))
+            task = asyncio.get_running_loop().create_task(self._unload_step_models(name, step_keys))
             self._step_unloads.add(task)
             task.add_done_callback(self._step_unloads.discard)
             await asyncio.wait([task], timeout=_PROMPT_SECONDS)
@@ -234,19 +234,19 @@ class Lifecycle:
             if restored:
                 await self._restore([ensemble.name], by_model)
 
-    async def _unload_step_models(self, ensemble: str, members: set[str]) -> None:
+    async def _unload_step_models(self, ensemble: str, step_keys: set[str]) -> None:
         """After the last request of an ensemble, unload the models of its steps that are not needed otherwise."""
         await self.versions.wait(ensemble)
-        for member in sorted(members):
-            async with self._lock(member):
-                model_state = self._table.models.get(member)
-                if model_state is not None and not model_state.wanted and not self._is_step_model(member):
+        for key in sorted(step_keys):
+            async with self._lock(key):
+                model_state = self._table.models.get(key)
+                if model_state is not None and not model_state.wanted and not self._is_step_model(key):
                     self.versions.unload_model(model_state)
 
     def _is_step_model(self, name: str) -> bool:
         """Whether an ensemble that serves, or is being loaded, has this model in a step."""
         serving = (state.members for state in self._table.models.values() if state.ready_versions())
-        return any(name in members for members in (*serving, *self._models.loading_steps.values()))
+        return any(name in step_keys for step_keys in (*serving, *self._models.loading_steps.values()))
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())

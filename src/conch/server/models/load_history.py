@@ -43,9 +43,9 @@ class LoadBackOff:
             return None
         times = "" if failure.count == 1 else f" {failure.count} times"
         seconds = ceil(failure.until - now)
-        told = f"model '{name}' failed to load{times}, and is tried again in {seconds} s: "
+        prefix = f"model '{name}' failed to load{times}, and is tried again in {seconds} s: "
         error = failure.error
-        return ConchError(told + error.message.strip(), Code.UNAVAILABLE, public=told + error.public.strip())
+        return ConchError(prefix + error.message.strip(), Code.UNAVAILABLE, public=prefix + error.public.strip())
 
     def failing(self, now: float) -> list[str]:
         """Return the models that are in back-off after a failed load."""

@@ -439,8 +439,8 @@ def _record_failure(model_state: ModelState, versions: Sequence[int], failed: Ma
 
 def _load_failed(name: str, failed: Mapping[int, ConchError]) -> ConchError:
     def message(reasons: Mapping[int, str]) -> str:
-        told = [at_state(version, State.UNAVAILABLE, reason) for version, reason in sorted(reasons.items())]
-        return f"load failed for model '{name}': {' '.join(told)}\n"
+        statuses = [at_state(version, State.UNAVAILABLE, reason) for version, reason in sorted(reasons.items())]
+        return f"load failed for model '{name}': {' '.join(statuses)}\n"
 
     public = message({version: error.public_status for version, error in failed.items()})
     return ConchError(

@@ -130,14 +130,14 @@ class Loader:
         worker is stalled.
         """
         LOG.info("loading: %s:%d", files.key, version)
-        begun = monotonic_ns()
+        start = monotonic_ns()
         if is_ensemble(config):
             model = await self._load_ensemble(files, version, config, steps)
         elif is_remote(config):
             model = await self._load_remote(files, version, config)
         else:
             model = await self._load_workers(files, version, config, on_stalled)
-        model.statistics.load_ns = monotonic_ns() - begun
+        model.statistics.load_ns = monotonic_ns() - start
         return model
 
     async def _load_workers(
@@ -212,9 +212,9 @@ class Loader:
         validate_load(config, self._gpus)
         labels = await asyncio.to_thread(files.labels)
         identity = await self._identity(files, version, config, time_ns())
-        members = self.check_ensemble(config, keys)  # no ``await`` follows, so that none of them is unloaded
+        step_models = self.check_ensemble(config, keys)  # no ``await`` follows, so that none of them is unloaded
         config = copied(config)
-        complete_ensemble(config, [member.config for member in members.values()])
+        complete_ensemble(config, [model.config for model in step_models.values()])
         refuse(response_cache_problems(config))  # decoupled steps make it decoupled
         steps = [
             Step(step.model_name, step.model_version, dict(step.input_map), dict(step.output_map))
@@ -226,7 +226,7 @@ class Loader:
         find = self._find_by(keys)
         executor = Ensemble(signature(config, version), steps, find, limit)
         statistics = self._new_statistics(files.name, version)
-        labels = {**_inherited_labels(steps, members), **labels}
+        labels = {**_inherited_labels(steps, step_models), **labels}
 
         def current_step_models() -> list[Model]:
             return [find(step.model, step.version) for step in steps]
@@ -243,9 +243,9 @@ class Loader:
 
     def check_ensemble(self, config: ModelConfig, keys: Mapping[str, str]) -> Mapping[str, Model]:
         """Return the models of an ensemble's steps by name. Raises INVALID_ARG if they do not serve or do not fit."""
-        members = self._table.step_models(config, keys)
-        validate_ensemble(config, {name: member.config for name, member in members.items()})
-        return members
+        step_models = self._table.step_models(config, keys)
+        validate_ensemble(config, {name: model.config for name, model in step_models.items()})
+        return step_models
 
     def _dispatcher(
         self, config: ModelConfig, version: int, statistics: ModelStatistics, states: tuple[StateTensor, ...]
@@ -364,10 +364,10 @@ async def _all_or_none(starts: Iterator[Coroutine[Any, Any, WorkerProcess]]) -> 
     return workers
 
 
-def _inherited_labels(steps: list[Step], members: Mapping[str, Model]) -> dict[str, Any]:
+def _inherited_labels(steps: list[Step], step_models: Mapping[str, Model]) -> dict[str, Any]:
     return {
         tensor: labels
         for step in steps
         for output, tensor in step.outputs.items()
-        if (labels := members[step.model].labels(output)) is not None
+        if (labels := step_models[step.model].labels(output)) is not None
     }

@@ -114,9 +114,9 @@ class LoadFootprints:
         return footprints
 
     async def _footprint(self, files: ModelFiles) -> Footprint:
-        members = _step_models(files.config)
-        if members:
-            return Footprint(Capacity(), members)
+        step_models = _step_models(files.config)
+        if step_models:
+            return Footprint(Capacity(), step_models)
         config = files.completed(self._gpus)
         versions = select_versions(config, files.versions).versions
         memory = await self._ledger.expected(files, versions, config)
@@ -124,9 +124,9 @@ class LoadFootprints:
 
     def measured(self, models: Sequence[Model]) -> Footprint:
         """Return the footprint of the loaded versions of one model."""
-        members = frozenset[str]().union(*(_step_models(model.config) for model in models))
-        if members:
-            return Footprint(Capacity(), members)
+        step_models = frozenset[str]().union(*(_step_models(model.config) for model in models))
+        if step_models:
+            return Footprint(Capacity(), step_models)
         return Footprint(Capacity(models=1, memory=together(model.statistics.memory for model in models).host))
 
     async def remeasure(self) -> None:

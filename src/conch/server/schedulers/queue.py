@@ -193,11 +193,11 @@ class RequestQueue:
 
     def remove(self, chosen: Collection[InferRequest]) -> None:
         """Remove requests from any position in the queue, to run them."""
-        wanted = set(map(id, chosen))
+        identities = set(map(id, chosen))
         for level in {id(level): level for level in map(self._level_of, chosen)}.values():
             before = len(level.timely) + len(level.late)
-            level.timely = deque(entry for entry in level.timely if id(entry.request) not in wanted)
-            level.late = deque(entry for entry in level.late if id(entry.request) not in wanted)
+            level.timely = deque(entry for entry in level.timely if id(entry.request) not in identities)
+            level.late = deque(entry for entry in level.late if id(entry.request) not in identities)
             level.size -= before - len(level.timely) - len(level.late)
         self._size -= len(chosen)
         for request in chosen:

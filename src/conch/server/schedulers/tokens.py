@@ -23,7 +23,7 @@ _BYTES_PER_TOKEN: Final = 5
 class TokenBatcher(Scheduler):
     """Forms batches of at most ``max_batch_tokens``, including padding, and ``max_batch_size`` rows.
 
-    A batch that could still grow waits until it has ``enough`` rows or its oldest request has waited ``max_delay_us``.
+    A batch that could still grow waits until it has ``minimum_rows`` or its oldest request has waited ``max_delay_us``.
     Without a delay, a batch contains the waiting requests that fit the oldest one when an instance is free.
     """
 
@@ -35,11 +35,11 @@ class TokenBatcher(Scheduler):
         *,
         max_batch_size: int,
         max_batch_tokens: int,
-        enough: int = 0,
+        minimum_rows: int = 0,
         max_delay_us: int = 0,
     ) -> None:
         self.queue = queue
-        self._enough = enough or max_batch_size
+        self._minimum_rows = minimum_rows or max_batch_size
         self._max_batch_size = max_batch_size
         self._budget = max_batch_tokens
         self._max_delay = max_delay_us * NS_PER_US
@@ -67,7 +67,7 @@ class TokenBatcher(Scheduler):
     def _is_full(self, chosen: list[int], lengths: list[int], counts: list[int]) -> bool:
         rows = sum(counts[index] for index in chosen)
         longest = max(lengths[index] for index in chosen)
-        return rows >= self._enough or (rows + 1) * longest > self._budget
+        return rows >= self._minimum_rows or (rows + 1) * longest > self._budget
 
 
 def _length(request: InferRequest) -> int:

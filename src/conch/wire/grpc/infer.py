@@ -337,9 +337,9 @@ def encode_infer(
     if response.parameters:
         body += [_parameter(key, value) for key, value in response.parameters.items()]
     contents: list[Buffer] = []
-    wanted = request.outputs
+    requested = request.outputs
     for tensor in response.outputs:
-        if wanted and tensor.name not in wanted:
+        if requested and tensor.name not in requested:
             continue
         classes = plan.classification.get(tensor.name)
         if classes:

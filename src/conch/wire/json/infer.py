@@ -332,18 +332,18 @@ def _unable(key: str) -> str:
 
 
 def _read_outputs(value: Any, request: InferRequest, plan: JsonOutputPlan, regions: Regions) -> None:
-    wanted = plan.outputs
+    outputs = plan.outputs
     for item in text.as_array(value, "Unable to parse 'outputs'"):
         name = text.as_string(text.member(item, "name", _NAME), _NAME)
-        if name in wanted:
+        if name in outputs:
             raise request.error(f"output '{name}' already exists in request")
         parameters = text.optional_object(item, "parameters")
         # ``binary_data_output`` applies only to requests that name no outputs, as in Triton.
-        wanted[name] = _requested(parameters) if parameters else RequestedOutput(binary=False)
+        outputs[name] = _requested(parameters) if parameters else RequestedOutput(binary=False)
         if REGION in parameters:
             regions.place(name, *read_part(parameters))
             request.shared = regions
-    request.outputs = tuple(wanted)
+    request.outputs = tuple(outputs)
 
 
 def _requested(parameters: dict[str, Any]) -> RequestedOutput:
@@ -374,13 +374,13 @@ def encode_infer(
     """
     outputs: list[dict[str, Any]] = []
     blobs: list[Buffer] = []
-    wanted, shared = plan.outputs, request.shared
+    requested, shared = plan.outputs, request.shared
     for tensor in response.outputs:
         binary, classes = plan.binary, 0
-        if wanted:
-            if tensor.name not in wanted:
+        if requested:
+            if tensor.name not in requested:
                 continue
-            binary, classes = wanted[tensor.name]
+            binary, classes = requested[tensor.name]
         if classes:
             tensor = classify(tensor, classes, labels(tensor.name), plan.batched)
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}

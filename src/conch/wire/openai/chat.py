@@ -162,11 +162,11 @@ def read_chat(fields: Fields) -> ChatRequest:
 
 
 def _logprobs(fields: Fields) -> int | None:
-    wanted = fields.flag("logprobs")
+    enabled = fields.flag("logprobs")
     top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
-    if top and not wanted:
+    if top and not enabled:
         raise ApiError("`top_logprobs` can only be used when `logprobs` is True", "top_logprobs")
-    return (top or 0) if wanted else None
+    return (top or 0) if enabled else None
 
 
 @dataclass(slots=True)

@@ -131,11 +131,11 @@ def _shape(signature: ModelSignature, name: str, count: int, *, rows: bool = Fal
     """Return the declared shape with ``count`` elements, in the last variable dimension or as ``rows`` of a batch."""
     batched = signature.max_batch_size > 0
     batch = () if not batched else (count,) if rows else (1,)
-    wanted = left = 1 if batched and rows else count
+    elements = left = 1 if batched and rows else count
     dims: list[int] = []
     for dim in reversed(signature.inputs[name].dims):
         dims.append(left if dim == -1 else dim)
         left = 1 if dim == -1 else left
-    if prod(dims) != wanted:
+    if prod(dims) != elements:
         raise ApiError(f"input '{name}' of model '{signature.name}' does not take {count} values", name)
     return (*batch, *reversed(dims))

@@ -72,11 +72,11 @@ def read_body(body: Buffer) -> Fields:
     return Fields(document)
 
 
-def wrong(param: str, value: Any, wanted: str) -> ApiError:
-    """Return the error for member ``param`` with ``value``, which must be ``wanted``."""
+def wrong(param: str, value: Any, expected: str) -> ApiError:
+    """Return the error for member ``param`` with ``value``, which must be ``expected``."""
     shown = orjson.dumps(value).decode()
     shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
-    return ApiError(f"'{param}' is {shown}; it must be {wanted}", param)
+    return ApiError(f"'{param}' is {shown}; it must be {expected}", param)
 
 
 class Fields:

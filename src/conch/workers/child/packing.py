@@ -216,28 +216,28 @@ class OutputWatch:
         for state in (config.get("sequence_batching") or {}).get("state", ()):
             self.declared.setdefault(state["output_name"], PROTOCOL_NAME.get(state["data_type"], "<invalid>"))
 
-    def look(self, outputs: Sequence[Output], wanted: Set[str], whole: bool, rows: int | None) -> None:
-        """Check a response to a request with ``rows`` rows for the outputs ``wanted``.
+    def look(self, outputs: Sequence[Output], requested: Set[str], whole: bool, rows: int | None) -> None:
+        """Check a response to a request with ``rows`` rows for the outputs ``requested``.
 
         Warns of missing outputs only if ``whole`` is set. ``rows`` is None if the response may have any number of rows.
         """
         declared = self.declared
         for name, datatype, shape, _ in outputs:
-            if name not in wanted or datatype != declared.get(name):
+            if name not in requested or datatype != declared.get(name):
                 break
             if rows is not None and (not shape or shape[0] != rows):
                 break
             if self._fitting.get(name) != (shape[1:] if self.batches else shape) and not self._fits(name, shape):
                 break
         else:
-            if not whole or len(outputs) == len(wanted):
+            if not whole or len(outputs) == len(requested):
                 return  # the common case
-        self._explain(outputs, wanted, whole, rows)
+        self._explain(outputs, requested, whole, rows)
 
-    def _explain(self, outputs: Sequence[Output], wanted: Set[str], whole: bool, rows: int | None) -> None:
+    def _explain(self, outputs: Sequence[Output], requested: Set[str], whole: bool, rows: int | None) -> None:
         """Warn of each fault of a response, once per output and kind of fault."""
         for name, datatype, shape, _ in outputs:
-            if name in wanted:
+            if name in requested:
                 self._explain_output(name, datatype, shape, rows)
             elif name not in self.declared and self._is_news(name, "undeclared"):
                 declared = ", ".join(f"'{name}'" for name in sorted(self.declared))
@@ -246,7 +246,7 @@ class OutputWatch:
                     f"(it declares {declared}); clients do not get it"
                 )
         names = {output[0] for output in outputs}
-        for name in sorted(wanted - names) if whole else ():
+        for name in sorted(requested - names) if whole else ():
             if self._is_news(name, "missing"):
                 self._warn(
                     f"model '{self._name}' did not give the output '{name}', which its configuration declares and a "

@@ -56,8 +56,8 @@ class TemplateProgram:
             fds.frombytes(value)
         return json.loads(data), list(fds)
 
-    def _answer(self, **answer: Any) -> None:
-        self._control.send(json.dumps(answer).encode())
+    def _answer(self, **reply: Any) -> None:
+        self._control.send(json.dumps(reply).encode())
 
     def _import(self, modules: list[str]) -> None:
         """Import ``modules``, skipping those that fail, and reply with the reason why forking is unsafe, if any."""

@@ -48,12 +48,12 @@ class MetricsHandler:
         self._holder.close()
 
     def _answer(self, header: Header) -> None:
-        answer: Header = {"op": "answer", "call": header["call"], "outputs": [], "parameters": {}, "final": True}
+        reply: Header = {"op": "answer", "call": header["call"], "outputs": [], "parameters": {}, "final": True}
         try:
-            answer["parameters"] = self._do(header)
+            reply["parameters"] = self._do(header)
         except ConchError as error:
-            answer["error"] = [error.code.name, error.message]
-        self._send(answer)
+            reply["error"] = [error.code.name, error.message]
+        self._send(reply)
 
     def _do(self, header: Header) -> Header:
         number = header["number"]

@@ -117,10 +117,10 @@ def unpack_archive(archive: Path, home: Path, given_up: Callable[[], bool]) -> N
         packed.extractall(home, filter=partial(_checked, given_up))
 
 
-def _checked(given_up: Callable[[], bool], member: tarfile.TarInfo, home: str) -> tarfile.TarInfo:
+def _checked(given_up: Callable[[], bool], entry: tarfile.TarInfo, home: str) -> tarfile.TarInfo:
     if given_up():
         raise internal("the server is stopping")
-    return tarfile.data_filter(member, home)
+    return tarfile.data_filter(entry, home)
 
 
 def _archive_at(path: Path) -> PackedEnvironment | None:

@@ -143,7 +143,7 @@ class WorkerProcess:
         self._deadlines = Deadlines()
         self._executions: dict[int, Execution] = {}
         self._batches = 0
-        self._answer: asyncio.Future[dict[str, Any]] | None = None
+        self._reply: asyncio.Future[dict[str, Any]] | None = None
         self._stopping = False
         self._idle: asyncio.Event | None = None  # set only during ``finish``
         self._ended = asyncio.Event()
@@ -193,13 +193,13 @@ class WorkerProcess:
         """Send a frame and return the reply. Raises ConchError for a ``failed`` reply or if the worker has ended."""
         if not self.alive:
             raise self._unhealthy()
-        self._answer = self._loop.create_future()
+        self._reply = self._loop.create_future()
         self._link.send(header)
-        answer = await self._answer
-        if answer["op"] == "failed":
-            code, message, public = answer["error"]
+        reply = await self._reply
+        if reply["op"] == "failed":
+            code, message, public = reply["error"]
             raise ConchError(message, Code[code], public=public)
-        return answer
+        return reply
 
     def execute(self, requests: Sequence[InferRequest], on_done: Callable[[Execution], None]) -> None:
         """Run a batch; ``on_done`` is called once, before the responses of the batch are delivered.
@@ -358,8 +358,8 @@ class WorkerProcess:
                 self._worker_log.at_prompt(header["open"])
             elif op == "heartbeat":
                 self._heartbeat = memoryview(self._link.buffers.get(header["buffer"]))[:SIZE]
-            elif op in ANSWERS and self._answer is not None and not self._answer.done():
-                self._answer.set_result(header)
+            elif op in ANSWERS and self._reply is not None and not self._reply.done():
+                self._reply.set_result(header)
             elif op not in ANSWERS and not self.calls.handle(header, Unpacker(payload, self._link.buffers)):
                 raise internal("nothing takes it")
         except (ConchError, LookupError, TypeError, ValueError) as error:
@@ -451,15 +451,15 @@ class WorkerProcess:
         for request in list(self._running.values()):
             self._forget(request)
             request.fail(error)
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(error)
         if self._idle is not None:
             self._idle.set()
         self._ended.set()
         on_exit = self.on_exit
         # Callbacks are cleared to break reference cycles, so that the worker and its buffers are freed at once.
         self.on_exit = self.on_response_sent = self.on_prepared = self.on_progress = None
-        self._answer = None
+        self._reply = None
         if not self._stopping and on_exit is not None:
             on_exit(self)
 

@@ -327,8 +327,8 @@ class Template:
 
     async def import_modules(self) -> str:
         """Import the modules of its kind; return the reason why it must not fork, empty if it may."""
-        answer = await self._ask({"op": "import", "modules": self.kind.modules}, [], IMPORT_SECONDS)
-        hindrance: str = answer["hindrance"]
+        reply = await self._ask({"op": "import", "modules": self.kind.modules}, [], IMPORT_SECONDS)
+        hindrance: str = reply["hindrance"]
         return hindrance
 
     async def fork(self, role: str, environment: Mapping[str, str]) -> ForkedProcess:
@@ -343,7 +343,7 @@ class Template:
                 output, printing = os.pipe()
                 try:
                     request = {"op": "fork", "as": role, "environment": dict(environment)}
-                    answer = await self._ask(request, [theirs.fileno(), printing], FORK_SECONDS, adopting)
+                    reply = await self._ask(request, [theirs.fileno(), printing], FORK_SECONDS, adopting)
                 except BaseException:
                     os.close(output)
                     raise
@@ -354,7 +354,7 @@ class Template:
             raise
         self._workers += 1
         self._consider_end()
-        return ForkedProcess(answer["pid"], ours, output)
+        return ForkedProcess(reply["pid"], ours, output)
 
     def lost_one(self) -> None:
         """Record the end of a process that this template forked."""
@@ -391,10 +391,10 @@ class Template:
                     data = await asyncio.wait_for(self._loop.sock_recv(self._control, MAX_MESSAGE), seconds)
                     if not data:
                         raise OSError("its template has ended")
-                    answer: dict[str, Any] = json.loads(data)
+                    reply: dict[str, Any] = json.loads(data)
                     if children is not None:
-                        children.add(answer["pid"])
-            return answer
+                        children.add(reply["pid"])
+            return reply
         except (OSError, TimeoutError):
             self.close()
             raise

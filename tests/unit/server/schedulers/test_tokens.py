@@ -86,7 +86,7 @@ def test_with_a_delay_a_batch_that_could_grow_waits() -> None:
 
 
 def test_with_a_delay_a_batch_runs_once_it_has_enough() -> None:
-    scheduler = batcher(max_delay_us=500, enough=2)
+    scheduler = batcher(max_delay_us=500, minimum_rows=2)
     requests = add(scheduler, request(8), request(8))
     assert scheduler.take(0).batch == requests
 

@@ -161,8 +161,8 @@ class Endpoints:
         but get no others. Raises INVALID_ARG for an invalid address; then nothing changes.
         """
         self._check(urls)
-        wanted = dict.fromkeys(urls)
-        for url in wanted:
+        unique_urls = dict.fromkeys(urls)
+        for url in unique_urls:
             known = self._known.get(url)
             if known is None:
                 self._known[url] = RemoteEndpoint(url)
@@ -170,7 +170,7 @@ class Endpoints:
             else:
                 known.leaving = False
         for endpoint in list(self._known.values()):
-            if endpoint.url not in wanted:
+            if endpoint.url not in unique_urls:
                 endpoint.leaving = True
                 self._forget_if_done(endpoint)
 

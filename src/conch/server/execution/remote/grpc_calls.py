@@ -73,8 +73,8 @@ class RemoteGrpc:
 
     async def check(self) -> None:
         request = service_pb2.ModelReadyRequest(name=self._model.name, version=self._version)
-        answer = service_pb2.ModelReadyResponse.FromString(await self._ask("ModelReady", request))
-        if not answer.ready:
+        response = service_pb2.ModelReadyResponse.FromString(await self._ask("ModelReady", request))
+        if not response.ready:
             metadata = service_pb2.ModelMetadataRequest(name=self._model.name, version=self._version)
             await self._ask("ModelMetadata", metadata)  # raises if the model does not exist
             raise unavailable(f"model '{self._model.name}' is not ready there")
@@ -93,12 +93,12 @@ class RemoteGrpc:
             if self._model.decoupled:
                 await self._infer_stream(message, seconds, deliver)
                 return
-            answer = await self._infer(message, timeout=seconds, metadata=self._metadata)
+            message_bytes = await self._infer(message, timeout=seconds, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise await self._error(error, self._channel, broken) from None
         finally:
             self._calls -= 1
-        deliver(_decoded(answer))
+        deliver(_decoded(message_bytes))
 
     async def close(self) -> None:
         self._watching.cancel()
@@ -120,20 +120,20 @@ class RemoteGrpc:
 
         metadata = (*self._metadata, *STREAM_METADATA)
         call = self._stream(messages(), timeout=seconds, metadata=metadata)
-        answered = False
+        is_complete = False
         try:
-            async for answer in call:
-                streamed = service_pb2.ModelStreamInferResponse.FromString(answer)
+            async for data in call:
+                streamed = service_pb2.ModelStreamInferResponse.FromString(data)
                 if streamed.error_message:
-                    answered = True
+                    is_complete = True
                     raise ConchError(streamed.error_message, Code.UNKNOWN)  # streams have no error codes in Triton
                 response = decode_response(streamed.infer_response)
-                answered = response.final
+                is_complete = response.final
                 deliver(response)
-                if answered:
+                if is_complete:
                     return
         finally:
-            if answered:
+            if is_complete:
                 self._let_end(call)
             else:
                 call.cancel()  # no effect on a call that has ended
@@ -155,7 +155,7 @@ class RemoteGrpc:
         call = channel.unary_unary(f"{SERVICE_PATH}{method}")
         broken = self._broken
         try:
-            answer: bytes = await call(
+            response: bytes = await call(
                 request.SerializeToString(), timeout=self._model.connect_timeout, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
@@ -168,7 +168,7 @@ class RemoteGrpc:
                 raise await self._error(error, channel, broken)
             except TimeoutError:
                 raise unavailable(f"no answer within {self._model.connect_timeout:g} s") from None
-        return answer
+        return response
 
     async def _error(self, error: Any, channel: Any, broken: asyncio.Future[None]) -> Exception:
         """Return the error of a failed call; ``broken`` is the future of the connection when the call started."""
@@ -208,9 +208,9 @@ async def _end_of(call: Any) -> None:
         call.cancel()  # no effect on a call that has ended
 
 
-def _decoded(answer: bytes) -> InferResponse:
+def _decoded(data: bytes) -> InferResponse:
     try:
-        response = decode_response(service_pb2.ModelInferResponse.FromString(answer))
+        response = decode_response(service_pb2.ModelInferResponse.FromString(data))
     except ConchError:
         raise
     except Exception as error:  # protobuf's error for bytes that are not a message

@@ -133,10 +133,10 @@ class RemoteHttp:
         self._headers = {"host": url.address, **model.headers}
 
     async def check(self) -> None:
-        answer = await self._get("/ready")
-        if answer.status == 200:
+        response = await self._get("/ready")
+        if response.status == 200:
             return
-        self._refuse(answer)
+        self._refuse(response)
         metadata = await self._get("")  # its error shows whether the model exists
         error = decode_error(metadata.status, metadata.body)
         if metadata.status == 200 or "not at ready state" in error.message or error.code is Code.UNAVAILABLE:
@@ -146,12 +146,12 @@ class RemoteHttp:
         raise unavailable(f"{_NO_SERVER} (GET {self._path} gives HTTP {metadata.status})")
 
     async def config(self) -> ModelConfig:
-        answer = await self._get("/config")
-        if answer.status != 200:
-            self._refuse(answer)
-            raise decode_error(answer.status, answer.body)
+        response = await self._get("/config")
+        if response.status != 200:
+            self._refuse(response)
+            raise decode_error(response.status, response.body)
         try:
-            return render.from_json(answer.body.decode(), lenient=True)
+            return render.from_json(response.body.decode(), lenient=True)
         except (ConchError, UnicodeDecodeError) as error:
             raise unavailable(f"{_NO_SERVER} ({error})") from None
 
@@ -162,11 +162,11 @@ class RemoteHttp:
         headers = {**self._headers, "content-type": "application/octet-stream", JSON_SIZE: str(len(header))}
         head = request_head("POST", f"{self._path}/infer", headers, len(header) + sum(map(len, blobs)))
         async with asyncio.timeout(seconds), self._connection_slots:
-            answer = await self._exchange([head + header, *blobs])
-        if answer.status != 200:
-            self._refuse(answer)
-            raise decode_error(answer.status, answer.body)
-        deliver(decode_response(answer.body, answer.json_size))
+            response = await self._exchange([head + header, *blobs])
+        if response.status != 200:
+            self._refuse(response)
+            raise decode_error(response.status, response.body)
+        deliver(decode_response(response.body, response.json_size))
 
     async def close(self) -> None:
         self._closed = True
@@ -186,12 +186,12 @@ class RemoteHttp:
 
     async def _exchange(self, parts: Sequence[Buffer], *, fresh: bool = False) -> HttpResponse:
         connection = (None if fresh else self._take_idle()) or await self._connect()
-        answer = await connection.exchange(parts)
+        response = await connection.exchange(parts)
         if connection.usable and not self._closed:
             self._idle.append(connection)
         else:
             connection.close()
-        return answer
+        return response
 
     def _take_idle(self) -> RemoteHttpConnection | None:
         """The most recently used idle connection; None if all are so old that the server may be closing them."""
@@ -228,7 +228,7 @@ class RemoteHttp:
         if idle and not self._closed:
             self.on_broken()
 
-    def _refuse(self, answer: HttpResponse) -> None:
+    def _refuse(self, response: HttpResponse) -> None:
         """Raise UNAVAILABLE for a refusal by a proxy in front of the server."""
-        if answer.status in _REFUSALS:
-            raise unavailable(_REFUSALS[answer.status])
+        if response.status in _REFUSALS:
+            raise unavailable(_REFUSALS[response.status])

@@ -179,8 +179,8 @@ class DirectRows:
     def _due(self, ready: list[Slot]) -> int:
         """Return when a batch of these rows runs (ns); 0 for at once."""
         policy = self._policy
-        enough = len(ready) / max(policy.max_batch_size, 1) >= policy.minimum_utilization
-        if not policy.max_delay or not policy.minimum_utilization or enough:
+        is_utilized = len(ready) / max(policy.max_batch_size, 1) >= policy.minimum_utilization
+        if not policy.max_delay or not policy.minimum_utilization or is_utilized:
             return 0
         return min(_head(slot).times.queued for slot in ready) + policy.max_delay
 
@@ -296,7 +296,7 @@ class SequenceScheduler(Scheduler):
         instance.accepting = False
         doomed: list[tuple[InferRequest, ConchError]] = []
         for slot in instance.slots:
-            told = None if self._waits(slot) else slot.owner  # its running request reports the error
+            running = None if self._waits(slot) else slot.owner  # its running request reports the error
             withdrawn = self._withdraw(slot)
             owner = slot.owner
             slot.finish()
@@ -305,7 +305,7 @@ class SequenceScheduler(Scheduler):
                     continue
                 ended = internal(f"sequence {sequence.id} of model '{self.policy.model}' has ended: {error.message}")
                 lost = [*(withdrawn if sequence is owner else ()), *sequence.waiting]
-                if not lost and not sequence.closed and sequence is not told:
+                if not lost and not sequence.closed and sequence is not running:
                     self.roster.lose(sequence, ended, now)
                 doomed += [(request, ended) for request in lost]
                 self.roster.forget(sequence)
