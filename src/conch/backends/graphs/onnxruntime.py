@@ -215,7 +215,7 @@ _CUDA_OPTIONS: Final = (
         "ONNX Runtime's",
         "how the CUDA provider chooses algorithms of convolutions",
     ),
-    Parameter("gpu_mem_limit", "bytes", "ONNX Runtime's", "memory that the CUDA provider may take"),
+    Parameter("gpu_mem_limit", "bytes", "ONNX Runtime's", "maximum memory of the CUDA provider"),
     Parameter(
         "arena_extend_strategy",
         "`0`: to a power of two, `1`: as requested",
@@ -247,10 +247,10 @@ PARAMETERS: Final = ParameterTable(
             "size of the pool that computes an operator",
         ),
         Parameter(
-            "inter_op_thread_count", "threads", "ONNX Runtime's", "size of the pool that runs operators side by side"
+            "inter_op_thread_count", "threads", "ONNX Runtime's", "size of the pool that runs operators in parallel"
         ),
-        Parameter("execution_mode", "`0`, `1`", "`0`", "operators one after the other, or side by side"),
-        Parameter("enable_mem_arena", "`0`, `1`", "`1`", "keep memory for later runs"),
+        Parameter("execution_mode", "`0`, `1`", "`0`", "run operators sequentially, or in parallel"),
+        Parameter("enable_mem_arena", "`0`, `1`", "`1`", "keep freed memory for later runs"),
         Parameter("enable_mem_pattern", "`0`, `1`", "`1`", "plan memory by the shapes of earlier runs"),
         Parameter(_SHRINKAGE, "as `cpu:0`", "none", "give memory back after each run"),
         *_CUDA_OPTIONS,

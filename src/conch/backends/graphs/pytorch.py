@@ -57,7 +57,7 @@ PARAMETERS: Final = ParameterTable(
             "DISABLE_OPTIMIZED_EXECUTION",
             _BOOLEANS,
             "`false`",
-            "run TorchScript without optimising it at the first runs",
+            "run TorchScript without optimising it during the first runs",
         ),
         Parameter(
             "INTRA_OP_THREAD_COUNT",
@@ -65,7 +65,9 @@ PARAMETERS: Final = ParameterTable(
             "the usable cores, shared by the instances",
             "cores that compute an operator",
         ),
-        Parameter("INTER_OP_THREAD_COUNT", "threads", "PyTorch's", "size of the pool that runs what TorchScript forks"),
+        Parameter(
+            "INTER_OP_THREAD_COUNT", "threads", "PyTorch's", "size of the pool that runs tasks forked by TorchScript"
+        ),
         Parameter("ENABLE_JIT_EXECUTOR", _BOOLEANS, "PyTorch's", "TorchScript's profiling executor"),
         Parameter("ENABLE_JIT_PROFILING", _BOOLEANS, "PyTorch's", "its profiling"),
         Parameter("ENABLE_TENSOR_FUSER", _BOOLEANS, "PyTorch's", "its fuser"),
