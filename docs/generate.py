@@ -22,7 +22,7 @@ from conch.measure.perf.options import PerfOptions  # noqa: E402
 from conch.measure.reports.report import Table  # noqa: E402
 from conch.measure.reports.text import markdown_table  # noqa: E402
 from conch.options.declaration import Option, by_section, options_of  # noqa: E402
-from conch.settings import OPTIONS, RENAMED  # noqa: E402
+from conch.options.settings import OPTIONS, RENAMED  # noqa: E402
 from conch.telemetry import families, metrics, on_demand, traffic  # noqa: E402
 from conch.telemetry.exposition import Metric  # noqa: E402
 from tests.conformance import differences  # noqa: E402

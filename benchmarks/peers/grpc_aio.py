@@ -24,8 +24,8 @@ from conch.core.inference import InferRequest, InferResponse
 from conch.frontends.grpc.control import ControlMethods
 from conch.frontends.limits import ClientLimits
 from conch.frontends.offloading.offloader import Offloader
+from conch.options.settings import Settings
 from conch.server.core import InferenceServer
-from conch.settings import Settings
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import (
     GrpcOutputPlan,

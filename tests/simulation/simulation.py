@@ -19,9 +19,9 @@ from conch.core.errors import ConchError
 from conch.core.inference import InferResponse
 from conch.frontends.budget import ByteBudget
 from conch.library.app import Application
+from conch.options.settings import Settings
 from conch.options.triton_values import Resource, Setting
 from conch.server.regions import SystemRegion
-from conch.settings import Settings
 from conch.telemetry.exposition import label_text
 from conch.telemetry.metrics import Registry
 from tests.simulation import virtual_time

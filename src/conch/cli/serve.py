@@ -17,8 +17,8 @@ from conch.cli.completion import checkpoints
 from conch.cli.options import OptionsCommand, click_option
 from conch.core.errors import ConchError, invalid
 from conch.options.declaration import Values
+from conch.options.settings import OPTIONS, RENAMED, Settings, parse, platform_defaults
 from conch.repository.single import MODEL_OPTIONS
-from conch.settings import OPTIONS, RENAMED, Settings, parse, platform_defaults
 
 
 def serve(arguments: tuple[str, ...], **options: Any) -> int:

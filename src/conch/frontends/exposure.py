@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 from typing import Final
 
+from conch.options.settings import Settings
 from conch.options.triton_values import Restriction
-from conch.settings import Settings
 
 _CONTROL: Final = "model-repository"
 

@@ -14,7 +14,7 @@ from conch.frontends.admission import Admission
 from conch.frontends.budget import ByteBudget
 from conch.frontends.loop_budget import EventLoopBudget
 from conch.frontends.yielding import YieldingLister
-from conch.settings import Settings
+from conch.options.settings import Settings
 from conch.telemetry.traffic import ConnectionCounts
 
 #: A client that sends a body or reads a response at this rate (bytes/s) never exceeds a time limit.

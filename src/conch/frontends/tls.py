@@ -9,7 +9,7 @@ import ssl
 from typing import Literal
 
 from conch.core.errors import ConchError, invalid
-from conch.settings import Settings
+from conch.options.settings import Settings
 
 
 def make_context(settings: Settings, protocol: Literal["http", "grpc"]) -> ssl.SSLContext | None:

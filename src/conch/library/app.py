@@ -40,6 +40,7 @@ from conch.frontends.tls import make_context
 from conch.machine import logs
 from conch.machine.ports import holder
 from conch.machine.temporary import remove_orphans
+from conch.options.settings import SERVER_VERSION, Settings, by_scope
 from conch.repository.backends import BackendDirectories
 from conch.repository.errors import NotFoundError
 from conch.repository.roots import parse_location
@@ -47,7 +48,6 @@ from conch.repository.scan import ModelRepository
 from conch.server.core import InferenceServer
 from conch.server.extensions import EXTENSIONS
 from conch.server.heap import heap_trimmer, use_one_heap
-from conch.settings import SERVER_VERSION, Settings, by_scope
 from conch.telemetry.metrics import MetricsConfig, Registry
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import values_of

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from conch.core.errors import did_you_mean, invalid
 from conch.options.declaration import Option
+from conch.options.settings import OPTIONS, Settings, parse
 from conch.repository.single import MODEL_OPTIONS, repository_of, settings_for
-from conch.settings import OPTIONS, Settings, parse
 
 _BY_NAME: Final[Mapping[str, Option]] = {option.name: option for option in OPTIONS.values()}
 #: The switch and port of each front end that an in-process server opens only on request.

@@ -17,10 +17,10 @@ from typing import Annotated, Any, Final
 from conch.core.errors import invalid, unsupported
 from conch.machine.temporary import TemporaryFolder
 from conch.options.declaration import Values, option, options_of
+from conch.options.settings import Settings
 from conch.repository.directory_kinds import is_model_directory, is_version_directory, similar_directory
 from conch.repository.names import is_directory_name
 from conch.repository.stores.urls import is_url, parse_url
-from conch.settings import Settings
 
 _SECTION: Final = "For one MODEL"
 

@@ -20,6 +20,7 @@ from conch.core.inference import ModelSignature
 from conch.machine import logs
 from conch.machine.facts import visible_gpus
 from conch.machine.logs import LogSettings
+from conch.options.settings import SERVER_VERSION, Settings
 from conch.repository.errors import without_directories
 from conch.repository.names import check_model_name
 from conch.repository.override import read_parameters
@@ -42,7 +43,6 @@ from conch.server.models.polling import RepositoryPolling
 from conch.server.models.states import ModelTable
 from conch.server.models.versions import ServingVersions
 from conch.server.regions import ClientRegions
-from conch.settings import SERVER_VERSION, Settings
 from conch.telemetry import families
 from conch.telemetry.exposition import Family
 from conch.telemetry.metrics import Registry

@@ -21,7 +21,7 @@ from conch.frontends.http.server import HttpConnection
 from conch.frontends.limits import ClientLimits
 from conch.frontends.offloading.offloader import Offloader
 from conch.http2 import ExceededLimit, Http2Connection, frames
-from conch.settings import Settings
+from conch.options.settings import Settings
 from tests.fakes.transports import FakeTransport
 from tests.fuzz.target import target
 from tests.unit.frontends.grpc.conftest import models, text_request

@@ -10,8 +10,8 @@ import pytest
 
 from conch.cli import main
 from conch.core.errors import ConchError
+from conch.options.settings import OPTIONS, Settings, parse
 from conch.options.triton_values import Resource, Restriction, Setting
-from conch.settings import OPTIONS, Settings, parse
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from conch.cli import main
 from conch.core.errors import ConchError
 from conch.core.inference import TensorSpec
 from conch.library.announcing import announcer, example
+from conch.options.settings import Settings
 from conch.repository.single import hub_hint, model_name
-from conch.settings import Settings
 
 
 @dataclass

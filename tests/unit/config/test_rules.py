@@ -14,9 +14,9 @@ from conch.config.reading import Problem
 from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate import validate_ensemble, validate_load
 from conch.config.validate_ensemble import cycle_problem, version_problem
+from conch.options.settings import Settings
 from conch.repository.model_files import ModelFiles
 from conch.server.models.loading import Loader
-from conch.settings import Settings
 from tests.conformance.rules import CRASHES, MEMBERS, NO_VERSION, RECORDED, RULES, name_of
 
 EXPECTED: dict[str, dict[str, str]] = json.loads(RECORDED.read_text())

@@ -13,8 +13,8 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from conch.library.app import Application
+from conch.options.settings import Settings
 from conch.options.triton_values import Setting
-from conch.settings import Settings
 from tests.models import build
 from tests.unit.frontends.http.site import Client
 

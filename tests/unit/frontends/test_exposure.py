@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from conch.frontends.exposure import is_local, warnings
+from conch.options.settings import Settings
 from conch.options.triton_values import Restriction
-from conch.settings import Settings
 
 SECRET = (Restriction(("model-repository",), "key", "secret"),)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from conch.frontends.tls import make_context
-from conch.settings import Settings
+from conch.options.settings import Settings
 from tests.refusals import refused_argument
 
 Protocol = Literal["http", "grpc"]

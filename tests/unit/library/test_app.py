@@ -14,7 +14,7 @@ import pytest
 from conch.cli import main
 from conch.library import app
 from conch.machine import logs
-from conch.settings import Settings
+from conch.options.settings import Settings
 from tests.models import write
 
 

@@ -10,8 +10,8 @@ import pytest
 import conch
 from conch.core.errors import Code, ConchError
 from conch.library.flags import plan
+from conch.options.settings import OPTIONS, Settings
 from conch.options.triton_values import Setting
-from conch.settings import OPTIONS, Settings
 
 
 def settings(*, ports: bool = False, **flags: Any) -> Settings:

@@ -10,8 +10,8 @@ import pytest
 
 import conch
 from conch.core.errors import Code, ConchError
+from conch.options.settings import OPTIONS, RENAMED, Settings, by_scope
 from conch.options.triton_values import Restriction, Setting
-from conch.settings import OPTIONS, RENAMED, Settings, by_scope
 from tests.refusals import refused
 
 #: What `tritonserver --help` lists (2.51 and later).

@@ -26,7 +26,7 @@ from conch.machine.extras import pip
 from conch.machine.facts import cpu_flags, usable_cores
 from conch.machine.memory import memory_limit
 from conch.machine.ports import holder, is_free
-from conch.settings import SERVER_VERSION, Settings
+from conch.options.settings import SERVER_VERSION, Settings
 
 
 @dataclass(frozen=True, slots=True)

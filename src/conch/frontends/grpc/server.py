@@ -18,8 +18,8 @@ from conch.frontends.listening import listen
 from conch.frontends.offloading.offloader import Offloader
 from conch.frontends.tls import make_context
 from conch.http2 import ExceededLimit, Http2Connection, Http2ErrorCode, Http2Limits, PingLimits
+from conch.options.settings import Settings
 from conch.server.core import InferenceServer
-from conch.settings import Settings
 
 # Each connection has a ``Lifetime``; its timers run on the event loop.
 

@@ -15,8 +15,8 @@ from urllib.parse import quote, unquote
 from conch.core.errors import ConchError, invalid, not_found
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.routes import Router
+from conch.options.settings import Settings
 from conch.server.core import InferenceServer
-from conch.settings import Settings
 
 _SAGEMAKER_BINARY: Final = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
 _VERTEX_AI_BINARY: Final = b"application/vnd.vertex-ai-triton.binary+json;json-header-size="

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 import psutil
 
 from conch.core.errors import invalid
+from conch.options.settings import by_scope
 from conch.options.triton_values import Setting
 from conch.server.caching.cache import ResponseCache
 from conch.server.caching.local import LocalCache
 from conch.server.caching.redis import RedisCache
-from conch.settings import by_scope
 
 
 def make_cache(settings: Iterable[Setting]) -> ResponseCache | None:

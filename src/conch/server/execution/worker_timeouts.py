@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from conch.core.errors import invalid
-from conch.settings import Settings
+from conch.options.settings import Settings
 from conch.workers.host.liveness import WorkerTimeouts
 
 

@@ -30,6 +30,7 @@ from conch.config.validate import (
     validate_load,
     validate_written,
 )
+from conch.options.settings import Settings, by_scope
 from conch.repository.backends import BackendDirectories
 from conch.repository.fingerprint import NO_IDENTITY, ExternalFiles, Identity, take_external
 from conch.repository.model_files import ModelFiles
@@ -57,7 +58,6 @@ from conch.server.models.cache_scopes import EnsembleCacheScope, entries_of, ver
 from conch.server.models.states import ModelTable
 from conch.server.schedulers.rate_limiter import InstanceRateLimiter
 from conch.server.schedulers.sequences.inputs import StateTensor
-from conch.settings import Settings, by_scope
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.process import WorkerProcess
 

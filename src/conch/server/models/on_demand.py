@@ -19,6 +19,7 @@ from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, invalid, not_found, one_line
 from conch.core.inference import ModelSignature
 from conch.machine.memory import read_size, usable_memory
+from conch.options.settings import Settings
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError, without_directories
 from conch.repository.model_files import ModelFiles
 from conch.repository.names import is_directory_name
@@ -42,7 +43,6 @@ from conch.server.models.eviction import OnDemandPlanner
 from conch.server.models.lifecycle import Lifecycle
 from conch.server.models.memory import MemoryLedger
 from conch.server.models.states import ModelTable
-from conch.settings import Settings
 from conch.telemetry.exposition import Family
 from conch.telemetry.memory import together
 from conch.telemetry.on_demand import families

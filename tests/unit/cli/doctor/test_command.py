@@ -10,7 +10,7 @@ import pytest
 
 from conch import __version__
 from conch.cli import main
-from conch.settings import SERVER_VERSION
+from conch.options.settings import SERVER_VERSION
 
 
 def test_the_report_has_all_sections_and_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from conch.core.inference import InferRequest, InferResponse, ModelSignature, Te
 from conch.core.tensors import WireTensor
 from conch.core.validation import validate_request
 from conch.machine import logs
+from conch.options.settings import Settings
 from conch.server.regions import ClientRegions
-from conch.settings import Settings
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues
 

@@ -13,7 +13,7 @@ from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.limits import ClientLimits, TimeLimits
 from conch.frontends.offloading.offloader import Offloader
-from conch.settings import Settings
+from conch.options.settings import Settings
 from tests.unit.frontends.grpc.fake_core import FakeModel, FakeServer
 from tests.unit.frontends.grpc.raw_client import RawClient
 

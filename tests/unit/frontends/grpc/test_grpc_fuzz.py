@@ -20,7 +20,7 @@ from conch.frontends.limits import ClientLimits
 from conch.frontends.loop_budget import EventLoopBudget
 from conch.frontends.offloading.offloader import Offloader
 from conch.http2 import ExceededLimit, Http2Connection, Http2Stream, frames
-from conch.settings import Settings
+from conch.options.settings import Settings
 from tests.fakes.transports import FakeTransport
 from tests.unit.frontends.grpc.conftest import models, text_request
 from tests.unit.frontends.grpc.fake_core import FakeServer

@@ -11,7 +11,7 @@ from conch.frontends.grpc.server import ping_limits
 from conch.http2 import Http2ErrorCode, frames
 from conch.http2.frames import frame
 from conch.http2.limits import PingStrikes
-from conch.settings import Settings
+from conch.options.settings import Settings
 from conch.telemetry.exposition import label_text
 from conch.telemetry.traffic import CLOSED_CONNECTIONS
 from tests.unit.frontends.grpc.conftest import array_request, models, text_request

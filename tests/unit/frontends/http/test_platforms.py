@@ -14,7 +14,7 @@ from conch.core.errors import ConchError, unavailable
 from conch.frontends.http import sagemaker_models
 from conch.frontends.http.platforms import OciDataScience, SageMaker, VertexAi, check_ports, only_model
 from conch.library.app import Application
-from conch.settings import Settings, platform_defaults
+from conch.options.settings import Settings, platform_defaults
 from tests.models import build
 from tests.unit.frontends.http.site import Client
 

@@ -18,13 +18,13 @@ from conch.frontends.http.routes import Router
 from conch.frontends.offloading.offloader import LARGE as LARGE_SIZE
 from conch.frontends.offloading.offloader import Offloader
 from conch.frontends.yielding import YieldingLister
+from conch.options.settings import Settings
 from conch.server.execution.executor import Executor
 from conch.server.model import Model
 from conch.server.models.memory import MemoryLedger
 from conch.server.models.states import ModelState, ModelTable, State, VersionState
 from conch.server.models.versions import ServingVersions
 from conch.server.regions import ClientRegions
-from conch.settings import Settings
 from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics
 from conch.telemetry.tracing.tracing import Tracing

@@ -18,6 +18,7 @@ import pytest
 from conch.config import reading, render
 from conch.config.pbtxt import parse
 from conch.core.errors import ConchError, internal
+from conch.options.settings import Settings
 from conch.repository import model_files
 from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles, describe
@@ -28,7 +29,6 @@ from conch.server.execution.starting import WorkerServices
 from conch.server.model import Model
 from conch.server.models.loading import Loader
 from conch.server.models.states import ModelState, ModelTable, State, VersionState
-from conch.settings import Settings
 from conch.telemetry.metrics import FIRST_RESPONSE_BUCKETS, MetricsConfig, Registry
 from conch.workers.host.liveness import Verdict
 from tests.unit.server.fakes import FakeWorker
