@@ -166,7 +166,7 @@ async def test_weights_larger_than_the_memory_left_are_refused_with_the_sum(tmp_
     assert refused.value.message == (
         "model 'm' version 1 does not fit into memory: its weights (model.safetensors) take 20.0 GiB at least, and the "
         "machine has 12.0 GiB left of 24.0 GiB; unload other models, or start the server with "
-        "--check-memory-on-load=false to have it tried all the same"
+        "--check-memory-on-load=false to try it anyway"
     )
 
 
