@@ -165,7 +165,7 @@ def _location(environment: Mapping[str, str]) -> Path:
     return Path(os.path.expanduser(environment.get("XDG_CACHE_HOME", "~/.cache"))) / "huggingface" / "hub"
 
 
-#: Connections that a server should bear, each of which is a descriptor.
+#: The number of connections, and so of descriptors, that a server should be able to hold.
 _DESCRIPTORS: Final = 4096
 _GIB: Final = 1 << 30
 #: Memory, or disk space for downloads, below which even a small model is a squeeze.
@@ -260,7 +260,7 @@ def gpus(nvml: Any = None, smi: str | None = None) -> GpusFact:
         return GpusFact(_by_nvml(nvml or import_module("pynvml")), "NVML")
     except ImportError:
         pass
-    except Exception as error:  # whatever pynvml says of a missing driver
+    except Exception as error:  # pynvml has several for a missing driver
         return GpusFact((), "NVML", f"none: {error}")
     program = smi or shutil.which("nvidia-smi")
     if program is None:

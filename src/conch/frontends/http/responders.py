@@ -191,7 +191,7 @@ class GenerateResponder(Responder):
 
 
 class TextsResponder:
-    """``generate`` for several texts, each of which has a request: the exchange gets all responses, or an error."""
+    """``generate`` for several texts, with a request for each: sends all responses, or an error."""
 
     def __init__(self, exchange: HttpExchange, offloader: Offloader, *, decoupled: bool) -> None:
         self._exchange = exchange
