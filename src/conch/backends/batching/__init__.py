@@ -1,0 +1,1 @@
+"""In-flight batching for libraries that only compute: schedules sequences, keeps prefixes, samples from logits."""

@@ -1,0 +1,83 @@
+"""The interface of decoders: a network that reads tokens of several sequences at once into a paged KV cache.
+
+A decoder only computes. ``batcher.py`` decides which sequences read which tokens in a step, ``kv_blocks.py`` which
+blocks of the cache they use, and ``sampler.py`` chooses tokens from the logits. The engines ``openvino`` and
+``llamacpp`` are such a batcher with a decoder each.
+
+All calls come from the engine's thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """The next tokens of a sequence in a step.
+
+    ``slot`` is the number of the sequence, ``start`` the number of its tokens in the KV cache, and ``tokens`` those
+    that follow. The step returns the logits after each of the last ``wanted`` tokens: 0 for a prompt that continues in
+    a later step, 1 to choose the next token, more to check proposed tokens. ``blocks`` are the blocks of the cache that
+    hold the sequence with these tokens, in order.
+    """
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    wanted: int = 1
+    blocks: Sequence[int] = field(default_factory=list)
+
+
+class Decoder(ABC):
+    """A network and the memory of its KV cache.
+
+    ``context`` is the maximum length of a sequence (tokens), ``vocabulary`` the number of logits, ``slots`` the number
+    of sequences that the cache can tell apart, and ``blocks`` the size of the cache in blocks of ``block_tokens``
+    tokens, each ``token_bytes`` large (0: unknown). ``batched_tokens`` is the maximum number of tokens in a step.
+    ``precision`` is the data type of the computation for display. ``rewinds`` tells whether a sequence can be shortened
+    and its beginning shared; a network with a recurrent state cannot do either. ``adapters`` are the names of LoRA
+    adapters.
+    """
+
+    block_tokens: ClassVar[int] = 32
+    context: int
+    vocabulary: int
+    slots: int
+    blocks: int
+    batched_tokens: int
+    token_bytes: int = 0
+    precision: str = ""
+    rewinds: bool = True
+    adapters: tuple[str, ...] = ()
+
+    @abstractmethod
+    def run(self, chunks: Sequence[Chunk], adapter: str = "") -> Logits:
+        """Read the tokens of ``chunks``; each slot occurs at most once.
+
+        Returns the logits ``[sum of wanted, vocabulary]`` in the order of ``chunks`` and tokens. The caller may
+        overwrite them, and the next call may too. An exception means that the decoder is broken.
+        """
+
+    @abstractmethod
+    def share(self, source: int, target: int, tokens: int, copied: tuple[int, int] | None) -> None:
+        """Let the unused slot ``target`` begin with the first ``tokens`` tokens of ``source``, without computing them.
+
+        ``copied`` has the block of ``source`` that holds the end of these tokens and the block of ``target`` that gets
+        a copy; it is None if ``tokens`` fill whole blocks, which the slots share.
+        """
+
+    @abstractmethod
+    def truncate(self, slot: int, tokens: int) -> None:
+        """Keep only the first ``tokens`` tokens of a slot; 0 frees the slot."""
+
+    def close(self) -> None:  # noqa: B027 (most decoders hold nothing but memory)
+        """Free all resources."""

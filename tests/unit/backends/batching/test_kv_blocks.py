@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from conch.backends.batching.kv_blocks import KvBlocks
+
+
+def test_slot_grows_by_whole_blocks_until_the_cache_is_full() -> None:
+    cache = KvBlocks(3, 4)
+    assert cache.reserve(0, 5)
+    assert len(cache.blocks(0)) == 2
+    assert cache.reserve(0, 8)
+    assert cache.used == 2
+    assert not cache.reserve(1, 5)
+    assert cache.blocks(1) == []
+    assert cache.reserve(1, 4)
+    assert cache.used == 3
+
+
+def test_full_blocks_are_shared_and_the_last_one_is_copied() -> None:
+    cache = KvBlocks(4, 4)
+    cache.reserve(0, 8)
+    shared, copied = cache.share(0, 1, 6)
+    assert shared
+    assert copied == (cache.blocks(0)[1], cache.blocks(1)[1])
+    assert cache.blocks(1)[0] == cache.blocks(0)[0]
+    assert cache.used == 3
+    assert cache.share(0, 2, 8) == (True, None)
+    assert cache.used == 3
+
+
+def test_share_without_room_for_the_copy_changes_nothing() -> None:
+    cache = KvBlocks(1, 4)
+    cache.reserve(0, 3)
+    assert cache.share(0, 1, 3) == (False, None)
+    assert (cache.blocks(1), cache.used) == ([], 1)
+
+
+def test_shared_block_is_free_after_its_last_slot() -> None:
+    cache = KvBlocks(2, 4)
+    cache.reserve(0, 8)
+    cache.share(0, 1, 4)
+    assert (cache.owned(0), cache.owned(1)) == (1, 0)
+    cache.truncate(0, 0)
+    assert cache.used == 1
+    assert cache.owned(1) == 1
+    cache.truncate(1, 0)
+    assert cache.used == 0
+
+
+def test_truncated_slot_keeps_the_block_that_its_tokens_end_in() -> None:
+    cache = KvBlocks(4, 4)
+    cache.reserve(0, 16)
+    cache.truncate(0, 5)
+    assert len(cache.blocks(0)) == 2
+    assert cache.used == 2
