@@ -161,7 +161,7 @@ class ModelRepository:
         """Return the keys of the models of several names; a name without a directory is its own key."""
         return [key for name in names for key in self.keys(name) or [name]]
 
-    def members(self, config: ModelConfig, ensemble: str) -> dict[str, str]:
+    def step_keys(self, config: ModelConfig, ensemble: str) -> dict[str, str]:
         """Return the keys of an ensemble's steps by model name.
 
         A model of the ensemble's own repository takes precedence. A step that is missing, or ambiguous among other

@@ -34,13 +34,13 @@ from conch.server.execution.worker_timeouts import worker_timeouts
 from conch.server.extensions import EXTENSIONS
 from conch.server.model import Model
 from conch.server.models.lifecycle import Lifecycle
-from conch.server.models.load_model import ModelLoader
-from conch.server.models.loading import Loader
 from conch.server.models.memory import MemoryLedger
+from conch.server.models.model_loader import ModelLoader
 from conch.server.models.on_demand import LoadFootprints, LoadNeeded, OnDemand, on_demand_limits
 from conch.server.models.overrides import check_allowed
 from conch.server.models.polling import RepositoryPolling
 from conch.server.models.states import ModelTable
+from conch.server.models.version_loader import VersionLoader
 from conch.server.models.versions import ServingVersions
 from conch.server.regions import ClientRegions
 from conch.telemetry import families
@@ -72,7 +72,7 @@ class InferenceServer:
         self._templates = Templates(settings.worker_template_secs)
         self.regions = ClientRegions(settings.allow_client_shm, lambda: self._processes.pids, visible_gpus())
         self._cache = make_cache(settings.cache_config)
-        loader = Loader(
+        version_loader = VersionLoader(
             settings,
             visible_gpus(),
             self._table,
@@ -90,7 +90,7 @@ class InferenceServer:
         self._versions = ServingVersions(self._table, registry, self.ledger, settings.unload_timeout_secs)
         models = ModelLoader(
             repository,
-            loader,
+            version_loader,
             self._table,
             self._versions,
             self.ledger,

@@ -17,7 +17,7 @@ from conch.client.deadline import Deadline
 from conch.client.service import RequestTarget
 from conch.library.loop_thread import LoopThread
 from conch.server.model import Model
-from conch.server.models.loading import Loader
+from conch.server.models.version_loader import VersionLoader
 from tests.models import build, write
 
 MODELS = ("add_sub", "echo_request", "gate", "generate", "identity_batched", "repeat", "types")
@@ -208,7 +208,7 @@ class HangingLoads:
 @pytest.fixture
 def hanging_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingLoads]:
     loads = HangingLoads()
-    load = Loader.load
+    load = VersionLoader.load
 
     async def load_or_hang(*arguments: Any) -> Model:
         if not loads.hang:
@@ -220,6 +220,6 @@ def hanging_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingLoads]:
             await asyncio.to_thread(loads.may_end.wait)
         raise AssertionError("it ends only when it is cancelled")
 
-    monkeypatch.setattr(Loader, "load", load_or_hang)
+    monkeypatch.setattr(VersionLoader, "load", load_or_hang)
     yield loads
     loads.may_end.set()

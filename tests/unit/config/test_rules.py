@@ -16,7 +16,7 @@ from conch.config.validate import validate_ensemble, validate_load
 from conch.config.validate_ensemble import cycle_problem, version_problem
 from conch.options.settings import Settings
 from conch.repository.model_files import ModelFiles
-from conch.server.models.loading import Loader
+from conch.server.models.version_loader import VersionLoader
 from tests.conformance.rules import CRASHES, MEMBERS, NO_VERSION, RECORDED, RULES, name_of
 
 EXPECTED: dict[str, dict[str, str]] = json.loads(RECORDED.read_text())
@@ -47,7 +47,7 @@ def refusal(name: str, text: str, mode: str) -> str:
         else ModelFiles(name, Path(name), config, versions=(1,), artefacts=artefacts(text))
     )
     try:
-        config = Loader(settings, (), nothing, nothing).configure(files)
+        config = VersionLoader(settings, (), nothing, nothing).configure(files)
         if is_ensemble(config):
             members = [step.model_name for step in config.ensemble_scheduling.step]
             problem = cycle_problem(name, {name: members}) or version_problem(config, dict.fromkeys(MEMBERS, (1,)))

@@ -27,15 +27,15 @@ T = TypeVar("T")
 class FakeLifecycle:
     """Loads in ``seconds`` of the loop's clock; ``broken`` ones fail, and so do those that are unloaded before.
 
-    An ensemble, after as many seconds, also loads its ``members`` that do not serve.  ``files`` are those of every
+    An ensemble, after as many seconds, also loads its ``step_models`` that do not serve.  ``files`` are those of every
     model, ``served`` those that each model was loaded from.
     """
 
-    def __init__(self, table: ModelTable, members: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, table: ModelTable, step_models: Mapping[str, Collection[str]]) -> None:
         self.table = table
         self.versions = self
         self.seconds = 1.0
-        self._members = members
+        self._step_models = step_models
         #: What a load still does when its model serves (s).
         self.afterwards = 0.0
         self.broken: set[str] = set()
@@ -58,11 +58,11 @@ class FakeLifecycle:
         files, broken = self.files, name in self.broken
         ended = self._loads[name] = asyncio.Event()
         await asyncio.sleep(self.seconds)
-        for member in self._members.get(name, ()):
-            if not self._serves(member):
+        for step_model in self._step_models.get(name, ()):
+            if not self._serves(step_model):
                 with suppress(ConchError):
-                    await self.load(member)
-        broken = broken or not all(map(self._serves, self._members.get(name, ())))
+                    await self.load(step_model)
+        broken = broken or not all(map(self._serves, self._step_models.get(name, ())))
         del self._loads[name]
         ended.set()
         if name in self._unloaded:
@@ -117,7 +117,7 @@ class FakeFootprints:
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
-        self.members: dict[str, list[str]] = {}
+        self.step_models: dict[str, list[str]] = {}
         self.memory = 0
         self.failures = 0
 
@@ -126,8 +126,8 @@ class FakeFootprints:
             raise NotFoundError(name)
         if name in self.broken:
             raise RuntimeError("the disk is on fire")
-        members = self.members.get(name, [])
-        footprints = {member: Footprint(Capacity(models=1, memory=self.memory)) for member in members}
+        step_models = self.step_models.get(name, [])
+        footprints = {step_model: Footprint(Capacity(models=1, memory=self.memory)) for step_model in step_models}
         return {**footprints, name: self._footprint(name)}
 
     async def remeasure(self) -> None:
@@ -139,8 +139,8 @@ class FakeFootprints:
         return self._footprint(models[0].name)
 
     def _footprint(self, name: str) -> Footprint:
-        if members := self.members.get(name):
-            return Footprint(Capacity(), frozenset(members))
+        if step_models := self.step_models.get(name):
+            return Footprint(Capacity(), frozenset(step_models))
         return Footprint(Capacity(models=1, memory=self.memory))
 
 
@@ -150,7 +150,7 @@ class Market:
     def __init__(self, limits: CapacityLimits, pinned: tuple[str, ...] = ()) -> None:
         self.table = ModelTable()
         self.footprints = FakeFootprints()
-        self.lifecycle = FakeLifecycle(self.table, self.footprints.members)
+        self.lifecycle = FakeLifecycle(self.table, self.footprints.step_models)
         self.demand = OnDemand(
             limits,
             pinned,

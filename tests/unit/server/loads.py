@@ -17,8 +17,8 @@ from conch.repository.scan import ModelRepository
 from conch.server.execution.executor import Executor
 from conch.server.model import Model
 from conch.server.models.lifecycle import Lifecycle
-from conch.server.models.load_model import ModelLoader
 from conch.server.models.memory import MemoryLedger
+from conch.server.models.model_loader import ModelLoader
 from conch.server.models.states import ModelTable, State
 from conch.server.models.versions import ServingVersions
 from conch.telemetry.metrics import Registry
@@ -119,7 +119,7 @@ class FakeLoader:
         models = self._table.step_models(config, keys)
         for step in config.ensemble_scheduling.step:
             if step.model_name not in models:
-                raise invalid(f"ensemble '{config.name}' has no member '{step.model_name}'")
+                raise invalid(f"ensemble '{config.name}' has no step model '{step.model_name}'")
         return models
 
     def _model(self, config: ModelConfig, version: int, namespace: str, keys: Mapping[str, str] | None = None) -> Model:
@@ -166,11 +166,11 @@ class House:
                 file.write_text(content)
         (self.root / name / "config.pbtxt").write_text(text or CONFIG)
 
-    def write_ensemble(self, name: str, *members: str) -> None:
+    def write_ensemble(self, name: str, *step_models: str) -> None:
         steps = ", ".join(
-            f'{{model_name: "{member}" model_version: -1 input_map {{key: "x" value: "t{index}"}} '
+            f'{{model_name: "{step_model}" model_version: -1 input_map {{key: "x" value: "t{index}"}} '
             f'output_map {{key: "y" value: "t{index + 1}"}}}}'
-            for index, member in enumerate(members)
+            for index, step_model in enumerate(step_models)
         )
         self.write(
             name,

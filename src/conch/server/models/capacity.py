@@ -82,7 +82,7 @@ class Footprint:
     """The capacity that a model needs, and the models of its steps if it is an ensemble."""
 
     capacity: Capacity
-    members: frozenset[str] = frozenset()
+    step_models: frozenset[str] = frozenset()
 
 
 #: The models of a load by name: the model itself and, for an ensemble, the models of all its steps, recursively.
@@ -133,7 +133,7 @@ def total(capacities: Iterable[Capacity]) -> Capacity:
     return whole
 
 
-def the_sum(needed: Capacity, used: Capacity, limit: Capacity) -> str:
+def describe_shortage(needed: Capacity, used: Capacity, limit: Capacity) -> str:
     """Explain for each exceeded limit why ``needed`` does not fit beside ``used``."""
     parts: list[str] = []
     if limit.models and needed.models + used.models > limit.models:

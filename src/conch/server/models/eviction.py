@@ -27,7 +27,7 @@ from conch.server.models.capacity import (
     ReadFootprints,
     ResumeRequest,
     Waiter,
-    the_sum,
+    describe_shortage,
     total,
 )
 from conch.server.models.load_history import LoadBackOff, Thrashing
@@ -141,7 +141,7 @@ class OnDemandPlanner:
     def measured(self, name: str, capacity: Capacity) -> None:
         """Update the measured capacity of a loaded model."""
         if (resident := self._residents.get(name)) is not None:
-            resident.footprint = Footprint(capacity, resident.footprint.members)
+            resident.footprint = Footprint(capacity, resident.footprint.step_models)
 
     def serves(self, name: str, footprint: Footprint, now: float) -> None:
         """Record that a model is ready, regardless of what loaded it; its waiting requests proceed."""
@@ -345,7 +345,7 @@ class OnDemandPlanner:
 
     def _held_by(self, name: str, holders: Collection[str]) -> bool:
         """Whether an ensemble among ``holders`` needs the model."""
-        return any(name in self._residents[holder].footprint.members for holder in holders)
+        return any(name in self._residents[holder].footprint.step_models for holder in holders)
 
     def _protected_until(self, resident: _Resident) -> float:
         """Return the time (s) before which a busy model may not be evicted: its minimum time or its load's duration."""
@@ -432,7 +432,9 @@ class OnDemandPlanner:
         if used.plus(needed).within(self.limits.capacity):
             return None
         pinned = " that stay loaded (--load-model)" if stays else ""
-        return unavailable(f"model '{name}' cannot be loaded: {the_sum(needed, used, self.limits.capacity)}{pinned}")
+        return unavailable(
+            f"model '{name}' cannot be loaded: {describe_shortage(needed, used, self.limits.capacity)}{pinned}"
+        )
 
     def _too_late(self, name: str, now: float) -> str:
         late = f"model '{name}' was not loaded within {self.limits.wait:g} s (--load-wait-secs)"
@@ -449,7 +451,7 @@ class OnDemandPlanner:
         missing = [
             footprint.capacity for model, footprint in pending_load.footprints.items() if model not in self._residents
         ]
-        cause = the_sum(total(missing), self.capacity_used(), self.limits.capacity)
+        cause = describe_shortage(total(missing), self.capacity_used(), self.limits.capacity)
         busy = sum(self._usage.busy(resident) for resident in self.residents(Phase.LOADED))
         before = "" if first == name else f"'{first}' comes first: "
         return (

@@ -1,6 +1,6 @@
 """Loads, reloads and unloads models; the only writer of the model table.
 
-A load of a model is one task, whose steps are in ``load_model.py``. The task continues if its caller is cancelled; only
+A load of a model is one task; its steps are in ``model_loader.py``. The task continues if its caller is cancelled; only
 an unload of the model and the end of the server cancel it. Loads and unloads of a model hold its lock; different models
 load concurrently. Runs on the event loop.
 """
@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from conch.core.errors import ConchError, unavailable
 from conch.repository.fingerprint import ExternalFiles
 from conch.repository.override import Override
-from conch.server.models.load_model import LoadRequest, ModelLoader
+from conch.server.models.model_loader import LoadRequest, ModelLoader
 from conch.server.models.states import State, ambiguous
 
 LOG = logging.getLogger("conch")
@@ -118,7 +118,7 @@ class Lifecycle:
             model_state = self._table.models.get(name)
             if model_state is None:
                 return
-            step_keys = model_state.members
+            step_keys = model_state.step_keys
             model_state.wanted = False
             self.versions.unload_model(model_state)
             self._revalidate([name])
@@ -209,14 +209,14 @@ class Lifecycle:
         """Validate the ensembles with ``changed`` models in their steps; those that no longer fit stop serving."""
         names = set(changed)
         for ensemble in list(self._table.models.values()):
-            if ensemble.name in names or not ensemble.members & names or not ensemble.models():
+            if ensemble.name in names or not ensemble.step_keys & names or not ensemble.models():
                 continue
             for version, version_state in list(ensemble.versions.items()):
                 model = version_state.model
                 if version_state.state is not State.READY or model is None:
                     continue
                 try:
-                    self._models.loader.check_ensemble(model.config, model.steps)
+                    self._models.version_loader.check_ensemble(model.config, model.steps)
                 except ConchError as error:
                     LOG.error("failed to load '%s' version %d: %s", ensemble.name, version, error.status)
                     self.versions.end(model)
@@ -227,7 +227,7 @@ class Lifecycle:
         """Load ensembles again whose missing step models are back; not ensembles that were unloaded."""
         names = set(loaded)
         for ensemble in list(self._table.models.values()):
-            if not ensemble.members & names or not ensemble.is_disabled:
+            if not ensemble.step_keys & names or not ensemble.is_disabled:
                 continue
             async with self._lock(ensemble.name):
                 restored = ensemble.is_disabled and await self._models.restore_ensemble(ensemble, by_model)
@@ -245,7 +245,7 @@ class Lifecycle:
 
     def _is_step_model(self, name: str) -> bool:
         """Whether an ensemble that serves, or is being loaded, has this model in a step."""
-        serving = (state.members for state in self._table.models.values() if state.ready_versions())
+        serving = (state.step_keys for state in self._table.models.values() if state.ready_versions())
         return any(name in step_keys for step_keys in (*serving, *self._models.loading_steps.values()))
 
     def _lock(self, name: str) -> asyncio.Lock:

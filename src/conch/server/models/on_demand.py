@@ -110,7 +110,7 @@ class LoadFootprints:
                 if not isinstance(error, NotFoundError):
                     footprints[model] = Footprint(Capacity(models=1))
             else:
-                waiting += footprints[model].members
+                waiting += footprints[model].step_models
         return footprints
 
     async def _footprint(self, files: ModelFiles) -> Footprint:

@@ -130,7 +130,7 @@ class ModelState:
         return " ".join(reasons) or self.poll_reason or self.version_reason
 
     @property
-    def members(self) -> set[str]:
+    def step_keys(self) -> set[str]:
         """Keys of the models in an ensemble's steps."""
         return set(self.steps.values())
 
@@ -234,7 +234,7 @@ class ModelTable:
         }
         for name, model_state in known.items():
             if not model_state.ready_versions():
-                refusal = step_model_not_valid if model_state.members else step_model_not_loaded
+                refusal = step_model_not_valid if model_state.step_keys else step_model_not_loaded
                 raise refusal(config.name, name, model_state.reason)
         problem = version_problem(config, {name: model_state.ready_versions() for name, model_state in known.items()})
         if problem is not None:

@@ -1,4 +1,4 @@
-"""The flow through an ensemble, with members that answer when the test says so."""
+"""The flow through an ensemble, whose step models respond when the test says so."""
 
 from dataclasses import dataclass, field
 
@@ -35,12 +35,12 @@ class FakeMember:
 
 
 class Flow:
-    """An ensemble of fake members ``a``, ``b`` …, each with an input ``x`` and an output ``y``."""
+    """An ensemble of fake step models ``a``, ``b`` …, each with an input ``x`` and an output ``y``."""
 
     def __init__(
         self, *steps: Step, outputs: tuple[str, ...], decoupled: str = "", inputs=("in",), batch=None, limit: int = 0
     ) -> None:
-        self.members = {
+        self.step_models = {
             step.model: FakeMember(
                 ModelSignature(
                     step.model,
@@ -58,20 +58,20 @@ class Flow:
         self.responses: list[InferResponse] = []
 
     def find(self, name: str, version: int) -> FakeMember:
-        if name not in self.members:
+        if name not in self.step_models:
             raise not_found(f"Request for unknown model: '{name}' is not found")
-        return self.members[name]
+        return self.step_models[name]
 
     def run(self, outputs: tuple[str, ...] = (), **fields) -> InferRequest:
         request = InferRequest("e", {"in": tensor("in")}, self.responses.append, outputs=outputs, **fields)
         self.ensemble.submit(request)
         return request
 
-    def answer(self, member: str, *outputs: str, final: bool = True) -> None:
-        self.members[member].requests[-1].respond(InferResponse([tensor(name) for name in outputs], final=final))
+    def answer(self, model: str, *outputs: str, final: bool = True) -> None:
+        self.step_models[model].requests[-1].respond(InferResponse([tensor(name) for name in outputs], final=final))
 
     def asked(self) -> list[str]:
-        return [name for name, member in self.members.items() if member.requests]
+        return [name for name, model in self.step_models.items() if model.requests]
 
 
 def step(model: str, source: str | dict[str, str], target: str | dict[str, str]) -> Step:
@@ -86,7 +86,7 @@ def test_steps_run_one_after_the_other() -> None:
     assert flow.asked() == ["a"]
     flow.answer("a", "y")
     assert flow.asked() == ["a", "b"]
-    assert flow.members["b"].requests[0].inputs["x"].data == b"y"
+    assert flow.step_models["b"].requests[0].inputs["x"].data == b"y"
     flow.answer("b", "y")
     assert [output.name for output in flow.responses[0].outputs] == ["out"]
     assert flow.responses[0].final
@@ -109,10 +109,10 @@ def test_independent_steps_run_at_the_same_time() -> None:
 
 def test_a_request_continues_a_sequence_if_it_does_so_in_one_of_the_steps() -> None:
     flow = Flow(step("a", "in", "mid"), step("b", "mid", "out"), outputs=("out",))
-    flow.members["b"].sequences.add(7)
+    flow.step_models["b"].sequences.add(7)
     known, unknown = (InferRequest("e", {}, flow.responses.append, correlation_id=number) for number in (7, 8))
     assert (flow.ensemble.continues(known), flow.ensemble.continues(unknown)) == (True, False)
-    del flow.members["a"]
+    del flow.step_models["a"]
     assert not flow.ensemble.continues(known)
 
 
@@ -125,18 +125,18 @@ def test_unrequested_outputs_prune_their_steps() -> None:
 def test_first_error_ends_the_request_and_cancels_the_rest() -> None:
     flow = Flow(step("a", "in", "one"), step("b", "in", "two"), outputs=("one", "two"))
     flow.run()
-    flow.members["a"].requests[0].fail(invalid("bad"))
+    flow.step_models["a"].requests[0].fail(invalid("bad"))
     assert [response.error.status for response in flow.responses if response.error] == [
         "Invalid argument: in ensemble 'e', bad"
     ]
-    assert flow.members["b"].requests[0].cancelled
+    assert flow.step_models["b"].requests[0].cancelled
     flow.answer("b", "y")
     assert len(flow.responses) == 1
 
 
 def test_refused_step_is_an_error_of_the_ensemble() -> None:
     flow = Flow(step("a", "in", "out"), outputs=("out",))
-    flow.members["a"].refusal = ConchError("full", Code.UNAVAILABLE)
+    flow.step_models["a"].refusal = ConchError("full", Code.UNAVAILABLE)
     flow.run()
     assert flow.responses[0].error is not None
     assert flow.responses[0].error.status == "Unavailable: in ensemble 'e', full"
@@ -145,7 +145,7 @@ def test_refused_step_is_an_error_of_the_ensemble() -> None:
 def test_cancelling_reaches_the_running_steps() -> None:
     flow = Flow(step("a", "in", "out"), outputs=("out",))
     flow.run().cancel()
-    assert flow.members["a"].requests[0].cancelled
+    assert flow.step_models["a"].requests[0].cancelled
     assert flow.responses[0].error is not None
     assert flow.responses[0].error.code is Code.CANCELLED
 
@@ -158,13 +158,13 @@ def test_output_that_a_step_does_not_give_is_absent_downstream() -> None:
     )
     flow.run()
     flow.answer("a", "y")
-    assert list(flow.members["b"].requests[0].inputs) == ["x"]
+    assert list(flow.step_models["b"].requests[0].inputs) == ["x"]
 
 
 def test_optional_input_of_the_ensemble_may_be_absent() -> None:
     flow = Flow(step("a", {"x": "in", "z": "maybe"}, "out"), outputs=("out",), inputs=("in", "maybe"))
     flow.run()
-    assert list(flow.members["a"].requests[0].inputs) == ["x"]
+    assert list(flow.step_models["a"].requests[0].inputs) == ["x"]
 
 
 def test_each_response_of_a_decoupled_member_flows_on() -> None:
@@ -185,7 +185,7 @@ def test_step_has_no_more_requests_under_way_than_it_may() -> None:
     for _ in range(5):
         flow.answer("a", "y", final=False)
     flow.answer("a")
-    asked = flow.members["b"].requests
+    asked = flow.step_models["b"].requests
     for number in range(5):
         assert len(asked) == min(number + 2, 5)
         asked[number].respond(InferResponse([tensor("y")]))
@@ -198,14 +198,14 @@ def test_what_waits_for_its_turn_is_given_up_with_the_request(error: ConchError 
     request = flow.run()
     for _ in range(3):
         flow.answer("a", "y", final=False)
-    (first,) = flow.members["b"].requests
+    (first,) = flow.step_models["b"].requests
     if error is None:
         request.cancel()
         assert first.cancelled
     else:
         first.fail(error)
     first.respond(InferResponse([tensor("y")]))
-    assert len(flow.members["b"].requests) == 1
+    assert len(flow.step_models["b"].requests) == 1
     assert [response.final for response in flow.responses] == [True]
 
 
@@ -244,7 +244,7 @@ def test_slow_branch_beside_a_decoupled_one_is_waited_for() -> None:
     flow.answer("a", "y", final=True)
     assert flow.asked() == ["a", "b"]
     flow.answer("b", "y")
-    assert len(flow.members["c"].requests) == 2
+    assert len(flow.step_models["c"].requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -255,21 +255,21 @@ def test_batch_dimension_is_adapted(batch: dict[str, int], given: tuple[int, ...
     flow = Flow(step("a", "in", "out"), outputs=("out",), batch=batch)
     request = InferRequest("e", {"in": tensor("in", *given)}, flow.responses.append)
     flow.ensemble.submit(request)
-    assert flow.members["a"].requests[0].inputs["x"].shape == seen
+    assert flow.step_models["a"].requests[0].inputs["x"].shape == seen
 
 
 def test_request_fields_reach_every_step_and_a_member_may_change_the_sequence() -> None:
     flow = Flow(step("a", "in", "mid"), step("b", "mid", "out"), outputs=("out",))
     flow.run(id="r1", priority=2, timeout=5, parameters={"k": 1}, correlation_id=7)
-    seen = flow.members["a"].requests[0]
+    seen = flow.step_models["a"].requests[0]
     assert (seen.id, seen.priority, seen.timeout, seen.parameters, seen.correlation_id) == ("r1", 2, 5, {"k": 1}, 7)
     seen.respond(InferResponse([tensor("y")], parameters={"sequence_id": 9, "sequence_start": True}))
-    assert (flow.members["b"].requests[0].correlation_id, flow.members["b"].requests[0].flags) == (9, 1)
+    assert (flow.step_models["b"].requests[0].correlation_id, flow.step_models["b"].requests[0].flags) == (9, 1)
 
 
 def test_a_response_without_outputs_has_no_parameters_of_a_sequence() -> None:
     flow = Flow(Step("a", 1, {"x": "in"}, {"y": "out"}), outputs=("out",))
     flow.run()
-    flow.members["a"].requests[0].respond(InferResponse())
+    flow.step_models["a"].requests[0].respond(InferResponse())
     [response] = flow.responses
     assert (list(response.outputs), response.parameters, response.error) == ([], {}, None)

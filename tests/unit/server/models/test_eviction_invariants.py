@@ -32,7 +32,7 @@ class Watched(Town):
         planner = self.planner
         assert name != PINNED
         assert not any(
-            name in NEEDS[holder][holder].members
+            name in NEEDS[holder][holder].step_models
             for holder in NEEDS
             if planner.phase(holder) is not None and holder != name
         ), "a member stays as long as its ensemble"

@@ -259,7 +259,7 @@ async def test_unload_during_a_load_fails_what_waits_for_it_and_the_next_request
 @fake_clock
 async def test_step_that_is_unloaded_during_the_load_of_its_ensemble_loads_again_while_that_stalls() -> None:
     market = Market(TWO)
-    market.footprints.members["all"] = ["a", "b"]
+    market.footprints.step_models["all"] = ["a", "b"]
     market.submit("all")
     await asyncio.sleep(1.2)
     unload = asyncio.create_task(market.demand.unload("a", False))

@@ -1,6 +1,6 @@
 """Loads a model version: completes its configuration, starts its workers and creates its executor.
 
-Called by ``ModelLoader`` (``load_model.py``), on the event loop. A load that fails ends all workers that it has
+Called by ``ModelLoader`` (``model_loader.py``), on the event loop. A load that fails ends all workers that it has
 started.
 """
 
@@ -72,7 +72,7 @@ class NewStatistics(Protocol):
     ) -> ModelStatistics: ...
 
 
-class Loader:
+class VersionLoader:
     """Creates :class:`Model` objects.
 
     ``table`` has the models of ensemble steps; ``new_statistics`` creates the statistics of a version; ``cache`` stores

@@ -27,8 +27,8 @@ from conch.server.execution import starting
 from conch.server.execution.remote.executor import RemoteExecutor
 from conch.server.execution.starting import WorkerServices
 from conch.server.model import Model
-from conch.server.models.loading import Loader
 from conch.server.models.states import ModelState, ModelTable, State, VersionState
+from conch.server.models.version_loader import VersionLoader
 from conch.telemetry.metrics import FIRST_RESPONSE_BUCKETS, MetricsConfig, Registry
 from conch.workers.host.liveness import Verdict
 from tests.unit.server.fakes import FakeWorker
@@ -105,7 +105,7 @@ class Bench:
         self.prepare = prepare
         self.table = ModelTable()
         registry = Registry(MetricsConfig(histogram_latencies=True), cpu=False, gpu=False)
-        self.loader = Loader(
+        self.loader = VersionLoader(
             settings or Settings(),
             (),
             self.table,
@@ -338,7 +338,7 @@ def test_model_without_a_configuration_is_refused_where_nothing_is_completed(tmp
     (bench.directory / "1" / "model.py").touch()
     assert bench.loader.configure(bench.files).backend == "python"
     nothing: Any = None
-    as_written = Loader(Settings(disable_auto_complete_config=True), (), nothing, nothing)
+    as_written = VersionLoader(Settings(disable_auto_complete_config=True), (), nothing, nothing)
     path = bench.directory / "config.pbtxt"
     with pytest.raises(ConchError, match=f"^failed to open text file for read {path}: No such file or directory$"):
         as_written.configure(bench.files)

@@ -1,9 +1,9 @@
 """Loads a model, from its configuration to the swap of its versions.
 
 The steps of a load, from :meth:`ModelLoader.load_model` downwards: read the configuration, load the models of an
-ensemble's steps, wait for a load slot, check the memory, start and warm up the workers (``loading.py``), swap the new
-versions in, and unload the old ones after their last requests (``versions.py``). A load that fails or is cancelled ends
-all workers that it has started; the previous versions continue to serve.
+ensemble's steps, wait for a load slot, check the memory, start and warm up the workers
+(``version_loader.py``), swap the new versions in, and unload the old ones after their last requests (``versions.py``).
+A load that fails or is cancelled ends all workers that it has started; the previous versions continue to serve.
 
 Called by the lifecycle, in one task per load; runs on the event loop, and reads disks in threads.
 """
@@ -36,10 +36,10 @@ from conch.repository.scan import ModelRepository
 from conch.repository.versions import missing_version_warning, select_versions
 from conch.server.concurrency import end_all, gather_all
 from conch.server.model import Model
-from conch.server.models.loading import Loader
 from conch.server.models.memory import MemoryLedger
 from conch.server.models.overrides import check_same_code
 from conch.server.models.states import ModelState, ModelTable, State, VersionState, at_state
+from conch.server.models.version_loader import VersionLoader
 from conch.server.models.versions import ServingVersions
 
 LOG = logging.getLogger("conch")
@@ -87,14 +87,14 @@ class _CircularDependencyError(ConchError):
 
 @dataclass(slots=True)
 class ModelLoader:
-    """Loads the models of ``repository``; ``loader`` makes their versions, which ``versions`` swaps in.
+    """Loads the models of ``repository``; ``version_loader`` makes their versions, which ``versions`` swaps in.
 
     ``load_slots`` limits how many versions load at the same time, because they compete for memory and cores.
     ``retries`` is the number of further attempts to start a version.
     """
 
     repository: ModelRepository
-    loader: Loader
+    version_loader: VersionLoader
     table: ModelTable
     versions: ServingVersions
     ledger: MemoryLedger
@@ -114,7 +114,7 @@ class ModelLoader:
         try:
             if model_state is not None:
                 model_state.wanted = model_state.wanted or name in request.names
-                if not override and not model_state.members and await self._is_unchanged(model_state, request):
+                if not override and not model_state.step_keys and await self._is_unchanged(model_state, request):
                     return
             files, uploaded = await self._read_files(name, override)
             config = await self._read_configuration(files, override, model_state)
@@ -206,7 +206,7 @@ class ModelLoader:
 
     def _configure(self, files: ModelFiles) -> ModelConfig:
         try:
-            return self.loader.configure(files)
+            return self.version_loader.configure(files)
         except PollError:
             raise
         except ConchError as error:
@@ -219,7 +219,7 @@ class ModelLoader:
         """
         if not is_ensemble(config):
             return {}
-        steps = await self.repository.aside(partial(self.repository.members, config, name))
+        steps = await self.repository.aside(partial(self.repository.step_keys, config, name))
         self.loading_steps[name] = set(steps.values())
         cycle = cycle_of(name, self.loading_steps)
         if not cycle:
@@ -232,7 +232,7 @@ class ModelLoader:
             LOG.error("%s", circular.problem.status)
             raise circular
         try:
-            self.loader.check_ensemble(config, steps)
+            self.version_loader.check_ensemble(config, steps)
         except ConchError as error:
             LOG.error("%s", error.status)
             message = f"load failed for model '{config.name}': {error.message}\n"
@@ -251,7 +251,7 @@ class ModelLoader:
         rescaled = _rescaled(model_state, definition.config)
         if rescaled is not None:
             untouched = await self._untouched(model_state, fingerprint)
-            kept = {model.version: model for model in untouched if self.loader.can_rescale(model, rescaled)}
+            kept = {model.version: model for model in untouched if self.version_loader.can_rescale(model, rescaled)}
             definition = replace(definition, config=rescaled) if kept else definition
         models = await self._load_versions(model_state, versions, definition, kept, by_model)
         self.versions.swap(model_state, models)
@@ -313,7 +313,7 @@ class ModelLoader:
         files, config = definition.files, definition.config
         async with self._load_slot(by_model) as release_slot:
             if running is not None:
-                await self.loader.rescale(running, files, config, release_slot)
+                await self.version_loader.rescale(running, files, config, release_slot)
                 return running
             await self.ledger.check(files, version, config)
             model = await self._start_version(definition, version, release_slot)
@@ -342,7 +342,7 @@ class ModelLoader:
         retries = self.retries
         while True:
             try:
-                return await self.loader.load(files, version, config, steps, on_stalled)
+                return await self.version_loader.load(files, version, config, steps, on_stalled)
             except ConchError as error:
                 LOG.error("failed to load '%s' version %d: %s", files.key, version, error.status)
                 if not retries:
@@ -362,8 +362,8 @@ class ModelLoader:
             return False
         try:
             files = await self.repository.described(ensemble.name)
-            config = ensemble.config if ensemble.overridden else self.loader.configure(files)
-            steps = await self.repository.aside(partial(self.repository.members, config, ensemble.name))
+            config = ensemble.config if ensemble.overridden else self.version_loader.configure(files)
+            steps = await self.repository.aside(partial(self.repository.step_keys, config, ensemble.name))
             definition = ModelDefinition(files, config, steps, ensemble.overridden)
             await self._replace_versions(ensemble, definition, by_model)
         except ConchError as error:
