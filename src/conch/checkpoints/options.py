@@ -128,7 +128,7 @@ class Options:
     top_k: int = _parameter(0, "1 or more", "the task's", "number of results if the request does not specify it")
     extra: Mapping[str, str] = field(default_factory=dict)
     #: The names of all parameters in the configuration, including those with the default value.
-    given: frozenset[str] = field(default=frozenset(), compare=False)
+    explicit: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Options:
@@ -141,7 +141,7 @@ class Options:
         texts = {name: _text(name, value) for name, value in values.items() if value is not None}
         typed = {name: _PARSERS[name](name, text) for name, text in texts.items() if name in _PARSERS}
         extra = {name: text for name, text in texts.items() if name not in _PARSERS}
-        return cls(**typed, extra=extra, given=frozenset(texts))
+        return cls(**typed, extra=extra, explicit=frozenset(texts))
 
     def over(self, values: Mapping[str, Any]) -> Options:
         """Return these options with ``values`` (the content of a ``model.json``) as defaults."""
@@ -149,15 +149,15 @@ class Options:
         unsaid = [
             declared.name
             for declared in fields(self)
-            if declared.name in below.given
-            and declared.name not in self.given
+            if declared.name in below.explicit
+            and declared.name not in self.explicit
             and getattr(self, declared.name) == declared.default
         ]
         return replace(
             self,
             **{name: getattr(below, name) for name in unsaid},
             extra={**below.extra, **self.extra},
-            given=self.given | below.given,
+            explicit=self.explicit | below.explicit,
         )
 
     @property

@@ -54,7 +54,7 @@ def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstanc
         batch_sizes={model.name: settings.batch_size_of(model.name) for model in settings.profile_models},
         server="conch serve, started for this" if local else settings.endpoint,
         machine=[("Machine", str(MachineFacts.read()))],
-        settings=list(settings.given()),
+        settings=list(settings.changed_options()),
         reproduce=_shell(sys.argv),
         repository=str(settings.model_repository.resolve()) if settings.model_repository is not None else "",
     )

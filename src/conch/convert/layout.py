@@ -223,7 +223,7 @@ _DATATYPES: Final = {1: "FP32", 7: "INT64", 6: "INT32", 10: "FP16", 11: "FP64"}
 
 
 @dataclass(frozen=True)
-class Trio:
+class EnsembleModels:
     """The models ``NAME_onnx_tokenize``, ``NAME_onnx_model`` and ``NAME_onnx_inference``.
 
     They have no server-side batch dimension (``max_batch_size: 0``): shapes are complete, as in

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from conch.checkpoints.options import Options
-from conch.convert.layout import Trio
+from conch.convert.layout import EnsembleModels
 from conch.convert.options import ConversionOptions
 from conch.convert.verdict import check_mix
 from conch.core.errors import invalid
@@ -57,8 +57,8 @@ class Plan(ConversionOptions):
     @property
     def folders(self) -> tuple[str, ...]:
         """The model directories that the conversion creates."""
-        trio = Trio(self.served_name, self.task)
-        return trio.names if self.layout == "triton" else (self.served_name,)
+        models = EnsembleModels(self.served_name, self.task)
+        return models.names if self.layout == "triton" else (self.served_name,)
 
     @property
     def parameters(self) -> dict[str, str]:

@@ -55,7 +55,7 @@ class Admission:
         self._clock = clock
         self._logged = -LOG_SECONDS
 
-    def place(self, protocol: Protocol, descriptor: int) -> AdmissionResult:
+    def admit(self, protocol: Protocol, descriptor: int) -> AdmissionResult:
         """Decide about a connection that has just been opened and counted; ``descriptor`` is -1 if unknown."""
         too_many = self._counts.total - self._max_connections if self._max_connections else 0
         over = max(too_many, descriptor - self._end + FOR_HEALTH + 1)

@@ -87,21 +87,21 @@ class Http2Stream:
 
     ``queued`` counts the bytes of DATA that wait to be sent; ``send_window`` and ``receive_window`` are the bytes that
     flow control allows. ``remote_ended`` is true when the client has sent everything, ``closed`` when nothing can be
-    sent. ``opened`` is the start time (s, by the loop's clock). ``given`` is the sum of the receive windows, ``sent``
+    sent. ``opened`` is the start time (s, by the loop's clock). ``granted`` is the sum of the receive windows, ``sent``
     the number of queued bytes that have been sent. ``content_left`` counts the remaining bytes of the body, None if the
     client has announced no length.
     """
 
     __slots__ = (
-        "_budget", "_data", "_enqueued", "_owner", "_trailers", "_writer", "closed", "content_left", "given", "handler",
-        "id", "opened", "queued", "receive_window", "remote_ended", "send_window", "sent",
+        "_budget", "_data", "_enqueued", "_owner", "_trailers", "_writer", "closed", "content_left", "granted",
+        "handler", "id", "opened", "queued", "receive_window", "remote_ended", "send_window", "sent",
     )  # fmt: skip
 
     def __init__(self, owner: StreamOwner, writer: Http2FrameWriter, id: int, send_window: int, opened: float) -> None:
         self.id = id
         self.opened = opened
         self.send_window = send_window
-        self.given = self.receive_window = STREAM_WINDOW
+        self.granted = self.receive_window = STREAM_WINDOW
         self.sent = 0
         self.queued = 0
         self.remote_ended = False
@@ -118,7 +118,7 @@ class Http2Stream:
     @property
     def received(self) -> int:
         """Bytes of DATA received."""
-        return self.given - self.receive_window
+        return self.granted - self.receive_window
 
     @property
     def loop_budget(self) -> LoopBudget:
@@ -268,7 +268,7 @@ class Http2Stream:
         worth_it = increment >= STREAM_WINDOW // 2 or self.receive_window < min(needed, size)
         if worth_it and not self.remote_ended and not self.closed:
             self.receive_window += increment
-            self.given += increment
+            self.granted += increment
             self._writer.useful += 1
             self._writer.write(window_update(self.id, increment))
 

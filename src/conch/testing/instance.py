@@ -119,8 +119,8 @@ class LocalInstance:
         self._log = logging.getLogger(f"conch.models.{files.name}")
         self._channel = LocalChannel(self._received)
         fakes = FakeModels(models, self._failures.append)
-        self._bls = BlsHandler(fakes, files.name, self._answer, start=_run)
-        self._metrics = MetricsHandler(CustomMetrics({}).holder(), lambda header: self._answer(header, None))
+        self._bls = BlsHandler(fakes, files.name, self._reply, start=_run)
+        self._metrics = MetricsHandler(CustomMetrics({}).holder(), lambda header: self._reply(header, None))
         backend = files.backend_directory
         self._imports = ModelImports(backend or files.directory, backend or files.version_directory(version))
         self._executor = _Waiting()
@@ -243,7 +243,7 @@ class LocalInstance:
             if described is not None:
                 request.respond(response_of(described, unpacker, final=True))
 
-    def _answer(self, header: Header, packer: Packer | None) -> None:
+    def _reply(self, header: Header, packer: Packer | None) -> None:
         self._channel.deliver(header, packer or Packer())
 
 

@@ -15,7 +15,7 @@ def output_targets(
     found = []
     for descriptor in range(first, first + number):
         counts.opened("http")
-        found.append(admission.place("http", descriptor))
+        found.append(admission.admit("http", descriptor))
     return found
 
 

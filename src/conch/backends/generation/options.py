@@ -70,7 +70,7 @@ class ServingOptions:
         """
         options = checkpoint.options
         policy = _choice(options, "batch_scheduler_policy", POLICIES, policy)
-        truncation = options.truncation if "truncation" in options.given else "refuse"
+        truncation = options.truncation if "truncation" in options.explicit else "refuse"
         template = options.text("chat_template")
         return cls(
             max_tokens=options.integer("max_tokens"),

@@ -352,12 +352,12 @@ def _check(texts: Mapping[str, str]) -> None:
 def _arguments(options: Options) -> dict[str, Any]:
     """Return engine arguments for vLLM; no other engine divides the memory of a GPU."""
     arguments: dict[str, Any] = {}
-    if "kv_cache_free_gpu_mem_fraction" in options.given:
+    if "kv_cache_free_gpu_mem_fraction" in options.explicit:
         fraction = options.number("kv_cache_free_gpu_mem_fraction")
         if not 0 < fraction <= 1:
             raise invalid(f"parameter 'kv_cache_free_gpu_mem_fraction' is {fraction}; it must be above 0 and at most 1")
         arguments["gpu_memory_utilization"] = fraction
-    if "enable_chunked_context" in options.given:
+    if "enable_chunked_context" in options.explicit:
         arguments["enable_chunked_prefill"] = options.flag("enable_chunked_context")
     return arguments
 

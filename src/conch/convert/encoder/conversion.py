@@ -37,7 +37,7 @@ from conch.convert.encoder.evaluate import (
 from conch.convert.encoder.network import head_of
 from conch.convert.encoder.variants import VariantBuilder, planned
 from conch.convert.footprint import Opening
-from conch.convert.layout import Trio
+from conch.convert.layout import EnsembleModels
 from conch.convert.libraries import silence_libraries
 from conch.convert.measure import Run, timed
 from conch.convert.plan import Plan
@@ -312,12 +312,12 @@ class EncoderConversion(Conversion[NetworkEngine, EncoderOutputs]):
         """Write one model, or for ``--layout triton`` three models around the variant ``auto``."""
         if self.plan.layout != "triton":
             return super().write_models(target, manifest, built)
-        trio, variant = Trio(self.plan.served_name, self.checkpoint.task), built[manifest.auto]
+        ensemble, variant = EnsembleModels(self.plan.served_name, self.checkpoint.task), built[manifest.auto]
         lower = bool((self.checkpoint.json("sentence_bert_config.json") or {}).get("do_lower_case"))
         pad_id = open_tokenizer(self.checkpoint).special.pad_id or 0
-        graph = trio.write(target, self.checkpoint, variant.files, pad_id, lower=lower)
+        graph = ensemble.write(target, self.checkpoint, variant.files, pad_id, lower=lower)
         self._verify_edited(graph, variant)
-        return target / trio.model, {variant.name: graph.name}
+        return target / ensemble.model, {variant.name: graph.name}
 
     def opening(self, variant: BuiltVariant) -> Opening:
         largest = max(self.shapes, key=lambda shape: shape.batch * shape.tokens)

@@ -175,7 +175,7 @@ class ReflectionCall(Call):
         request = parse(self._messages.request, data)
         self.release(self.message_size)
         response = self._messages.response(valid_host=request.host, original_request=request)
-        if not self._answer(request, response):
+        if not self._respond(request, response):
             response.error_response.error_code = Status.NOT_FOUND
             response.error_response.error_message = "not found"
         self.send([response.SerializeToString()])
@@ -195,7 +195,7 @@ class ReflectionCall(Call):
         if self.paused:
             self.resume()
 
-    def _answer(self, request: Any, response: Any) -> bool:
+    def _respond(self, request: Any, response: Any) -> bool:
         """Fill in the response to a request; False if the requested name does not exist."""
         files = self._files
         kind = request.WhichOneof("message_request")

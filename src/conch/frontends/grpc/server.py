@@ -148,7 +148,7 @@ class GrpcFrontend:
     def on_connection_made(self, connection: Http2Connection) -> None:
         self._limits.counts.opened("grpc")
         self._lifetimes[connection] = Lifetime(connection, self._settings)
-        if self._limits.admission.place("grpc", descriptor_of(connection.transport)) is not AdmissionResult.SERVED:
+        if self._limits.admission.admit("grpc", descriptor_of(connection.transport)) is not AdmissionResult.SERVED:
             connection.fail(Http2ErrorCode.ENHANCE_YOUR_CALM, str(Admission.refusal()))
         if self._stopping:
             connection.drain()

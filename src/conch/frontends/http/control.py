@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
 from conch.core.errors import invalid, unavailable, unsupported
+from conch.frontends.http.background_tasks import BackgroundTasks
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import refuse
-from conch.frontends.http.tasks import ExchangeTasks
-from conch.frontends.offloading.offloader import LARGE, Offloader
+from conch.frontends.offloading.offloader import LARGE_BYTES, Offloader
 from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
 from conch.server.regions import ClientRegions, CudaRegion, SystemRegion
@@ -35,7 +35,7 @@ class RegionRoutes:
 
     def __init__(self, regions: ClientRegions) -> None:
         self._regions = regions
-        self._tasks = ExchangeTasks(refuse)
+        self._tasks = BackgroundTasks(refuse)
         self.system = _Handlers(self._system_status, self._register_system, self._unregister_system)
         self.cuda = _Handlers(self._cuda_status, self._register_cuda, self._unregister_cuda)
 
@@ -84,7 +84,7 @@ class ControlRoutes:
         self._server = server
         self._lister = lister
         self._offloader = offloader
-        self._tasks = ExchangeTasks(refuse)
+        self._tasks = BackgroundTasks(refuse)
 
     def live(self, exchange: HttpExchange) -> None:
         self._refuse_if_exiting()
@@ -127,7 +127,7 @@ class ControlRoutes:
             raise unsupported(_REPOSITORY)
         # For a small body, Triton reports errors in the body first; for a large one, the router has called ``admit``.
         # A load that has begun continues without its client.
-        self._tasks.start(exchange, self._load(exchange, name), cancel_on_disconnect=len(exchange.body) > LARGE)
+        self._tasks.start(exchange, self._load(exchange, name), cancel_on_disconnect=len(exchange.body) > LARGE_BYTES)
 
     def unload(self, exchange: HttpExchange, repository: str, name: str) -> None:
         self.admit(repository, name)

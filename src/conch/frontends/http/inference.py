@@ -12,20 +12,20 @@ from conch.core.errors import unsupported
 from conch.core.inference import InferRequest
 from conch.core.tensors import Buffer
 from conch.frontends.forwarding import HeaderForwarding
+from conch.frontends.http.background_tasks import BackgroundTasks, take_body
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import (
+    EncodedResponse,
     GenerateResponder,
     GenerateStreamResponder,
     InferResponder,
-    SentAnswer,
     TextsResponder,
 )
 from conch.frontends.http.status import refuse
-from conch.frontends.http.tasks import ExchangeTasks, take_body
 from conch.frontends.http.traced import begin_trace
 from conch.frontends.offloading import work
 from conch.frontends.offloading.messages import resolve_spans
-from conch.frontends.offloading.offloader import LARGE, Offloader, has_many_strings
+from conch.frontends.offloading.offloader import LARGE_BYTES, Offloader, has_many_strings
 from conch.server.core import InferenceServer
 from conch.server.execution.caching import MOST_MESSAGE_BYTES
 from conch.server.model import Model
@@ -49,7 +49,7 @@ class Inference:
             server.settings.http_header_forward_pattern, "--http-header-forward-pattern"
         )
         self._regions = server.regions
-        self._tasks = ExchangeTasks(refuse)
+        self._tasks = BackgroundTasks(refuse)
         self._tracing = server.tracing
 
     def admit(self, name: str, version: int) -> Model:
@@ -72,16 +72,16 @@ class Inference:
         if model.cached_messages is not None and not encoding and self._may_repeat(body):
             message = bytes(body), length, exchange.headers.get(b"accept-encoding")
             cached = model.cached_response(message)
-            if isinstance(cached, SentAnswer):
+            if isinstance(cached, EncodedResponse):
                 cached.send(exchange)
                 return
         responder = InferResponder(exchange, model, self._offloader)
         responder.message = message
         behind = memoryview(b"")
-        if length is not None and not encoding and size > LARGE:
+        if length is not None and not encoding and size > LARGE_BYTES:
             # Binary tensors are not decoded, and stay here if their JSON is decoded in a process.
             size = parse_header_length(length, len(body)) or 0
-            if size > LARGE:
+            if size > LARGE_BYTES:
                 view = memoryview(body)
                 body, behind = view[:size], view[size:]
         regions = self._regions.held_by(exchange.hold) if self._regions else NO_REGIONS

@@ -15,10 +15,10 @@ from typing import Final
 from conch.core.errors import ConchError, internal, not_found
 from conch.core.inference import InferRequest, InferResponse, ModelSignature
 from conch.core.tensors import WireTensor
+from conch.frontends.http.background_tasks import BackgroundTasks, take_body
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.openai_status import STATUS, refuse
 from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
-from conch.frontends.http.tasks import ExchangeTasks, take_body
 from conch.frontends.http.traced import begin_trace
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
@@ -39,7 +39,7 @@ LOG = logging.getLogger("conch")
 
 _NO_CACHE: Final = (b"Cache-Control", b"no-cache")
 #: Encodes responses.
-_ENCODING: Final = ExchangeTasks(refuse)
+_ENCODING: Final = BackgroundTasks(refuse)
 
 
 class OpenAiResponder:
@@ -210,7 +210,7 @@ class OpenAi:
         self._offloader = offloader
         self._limit = server.settings.http_max_input_size
         self._created = int(time())
-        self._tasks = ExchangeTasks(refuse)
+        self._tasks = BackgroundTasks(refuse)
 
     def models(self, exchange: HttpExchange) -> None:
         """Handle ``GET /v1/models``: list the ready models that an endpoint can use."""

@@ -55,9 +55,9 @@ class HttpApplication(Protocol):
 
 
 class RequestReceiver(ExchangeOwner, Protocol):
-    """The connection of a reader; ``place`` determines which requests are allowed."""
+    """The connection of a reader; ``admission_result`` determines which requests are allowed."""
 
-    place: AdmissionResult
+    admission_result: AdmissionResult
 
     @property
     def has_room(self) -> bool:
@@ -242,7 +242,7 @@ class RequestReader:
         if self._names is not None:
             exchange.names, self._names = self._names, {}
         self._limit = limit = self._application.open(exchange)
-        if receiver.place is not AdmissionResult.SERVED:
+        if receiver.admission_result is not AdmissionResult.SERVED:
             exchange.keep_alive = False
             if not exchange.urgent:
                 exchange.refusal = (Admission.refusal(), 503)

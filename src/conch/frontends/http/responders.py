@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 from conch.core.errors import ConchError, internal, invalid
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import Buffer
+from conch.frontends.http.background_tasks import BackgroundTasks
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import STATUS, refuse
-from conch.frontends.http.tasks import ExchangeTasks
 from conch.frontends.http.traced import begin_trace
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
@@ -35,10 +35,10 @@ EVENTS: Final = (b"Content-Type", b"text/event-stream; charset=utf-8")
 UNREAD_LIMIT: Final = 64 << 20
 
 #: Encodes responses.
-_ENCODING: Final = ExchangeTasks(refuse)
+_ENCODING: Final = BackgroundTasks(refuse)
 
 
-class SentAnswer(NamedTuple):
+class EncodedResponse(NamedTuple):
     """The body of a 200 response; ``header_size`` is the size of the JSON before binary tensors, 0 without them."""
 
     header_size: int
@@ -126,9 +126,9 @@ class InferResponder(Responder):
         header_size, parts = await self._offloader.run(
             size, work.encode_infer, self.request, response, self.plan, labels, encoding
         )
-        self._respond(SentAnswer(header_size, parts, encoding))
+        self._respond(EncodedResponse(header_size, parts, encoding))
 
-    def _respond(self, encoded: SentAnswer) -> None:
+    def _respond(self, encoded: EncodedResponse) -> None:
         encoded.send(self._exchange)
         if self.message is not None and self._model.cached_messages is not None:
             size = len(self.message[0]) + sum(map(len, encoded.parts))

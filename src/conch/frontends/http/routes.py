@@ -129,7 +129,7 @@ MAX_BODY_BYTES: Final = 2**31 - 1
 #: Maximum body (bytes) of a request without tensors, prompts or files.
 MAX_CONTROL_BODY: Final = 64 << 10
 #: Bodies larger than this (bytes) are checked with ``admit`` before they are read.
-_WORTH_ASKING: Final = 64 << 10
+_ADMIT_BODY_BYTES: Final = 64 << 10
 
 
 class HttpEndpoint(NamedTuple):
@@ -305,7 +305,7 @@ class Router:
 def _may_be_large(headers: dict[bytes, bytes]) -> bool:
     """Whether a body may be large enough to check the request before reading it."""
     length = headers.get(b"content-length")
-    return int(length) > _WORTH_ASKING if length is not None else b"transfer-encoding" in headers
+    return int(length) > _ADMIT_BODY_BYTES if length is not None else b"transfer-encoding" in headers
 
 
 def _kserve_table(server: InferenceServer, offloader: Offloader, control: ControlRoutes) -> list[HttpEndpoint]:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from conch.core.errors import Code, ConchError, invalid
+from conch.frontends.http.background_tasks import BackgroundTasks
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.platforms import not_loaded
 from conch.frontends.http.routes import HttpEndpoint
 from conch.frontends.http.status import refuse
-from conch.frontends.http.tasks import ExchangeTasks
 from conch.repository.model_files import CONFIG_FILE
 from conch.server.core import InferenceServer
 from conch.wire.json import control as wire
@@ -31,7 +31,7 @@ class SageMakerModels:
     def __init__(self, server: InferenceServer, models: Path = MODELS) -> None:
         self._server = server
         self._models = models
-        self._tasks = ExchangeTasks(refuse)
+        self._tasks = BackgroundTasks(refuse)
 
     @property
     def endpoints(self) -> list[HttpEndpoint]:

@@ -12,10 +12,10 @@ from typing import Final
 from conch.core.errors import ConchError, invalid
 from conch.core.tensors import Buffer
 from conch.frontends.admission import AdmissionResult, descriptor_of
+from conch.frontends.http.background_tasks import BackgroundTasks
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.reader import HttpApplication, RequestReader
 from conch.frontends.http.status import refuse
-from conch.frontends.http.tasks import ExchangeTasks
 from conch.frontends.limits import SLOWEST, SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
 from conch.frontends.yielding import YieldingLister
@@ -45,7 +45,7 @@ class HttpConnection(asyncio.Protocol):
         self._limits = limits
         self.budget = limits.budget
         self._loop_budget = limits.loop_budget
-        self.place = AdmissionResult.SERVED
+        self.admission_result = AdmissionResult.SERVED
         self._current: HttpExchange | None = None
         self._waiting: deque[HttpExchange] = deque()
         self._reader = RequestReader(application, self)
@@ -71,8 +71,8 @@ class HttpConnection(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
         self._connections.add(self)
         self._limits.counts.opened("http")
-        self.place = self._limits.admission.place("http", descriptor_of(transport))
-        if self.place is AdmissionResult.REFUSED:
+        self.admission_result = self._limits.admission.admit("http", descriptor_of(transport))
+        if self.admission_result is AdmissionResult.REFUSED:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -184,7 +184,7 @@ class HttpConnection(asyncio.Protocol):
     def sweep(self, now: float) -> None:
         """End the connection if its client has exceeded a time limit."""
         times, reader = self._limits.times, self._reader
-        if self.place is not AdmissionResult.SERVED and now - self._active > _LINGER_SECONDS:
+        if self.admission_result is not AdmissionResult.SERVED and now - self._active > _LINGER_SECONDS:
             self.transport.abort()
             return
         if self._lingering:
@@ -358,7 +358,7 @@ class MetricsPage:
     def __init__(self, registry: Registry, lister: YieldingLister) -> None:
         self._registry = registry
         self._lister = lister
-        self._tasks = ExchangeTasks(refuse)
+        self._tasks = BackgroundTasks(refuse)
 
     def open(self, exchange: HttpExchange) -> int:
         if exchange.method != b"GET":

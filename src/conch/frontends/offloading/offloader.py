@@ -36,14 +36,14 @@ T = TypeVar("T")
 
 #: Larger bodies and responses (bytes) go to a process: up to this size they take the event loop at most 20 ms, whatever
 #: they contain (lists of empty lists take longest).
-LARGE: Final = 256 << 10
+LARGE_BYTES: Final = 256 << 10
 #: Work of this size or more (bytes; for a compressed body, its maximum decompressed size) is left to the first process.
-GIANT: Final = 8 << 20
+HUGE_BYTES: Final = 8 << 20
 #: Maximum queue length for each kind of work.
-_MOST_GIANTS: Final = 32
-_MOST_OTHERS: Final = 512
+_MAX_QUEUED_HUGE: Final = 32
+_MAX_QUEUED_OTHERS: Final = 512
 #: Maximum number of BYTES elements counted on the event loop.
-_MOST_STRINGS: Final = 20_000
+_MAX_COUNTED_STRINGS: Final = 20_000
 #: Messages larger than this (bytes) are written in a thread.
 _LARGE_MESSAGE: Final = 1 << 20
 #: How long an idle process is kept (s).
@@ -63,8 +63,8 @@ def has_many_strings(tensor: WireTensor) -> bool:
     return (
         tensor.datatype == "BYTES"
         and tensor.elements is None
-        and len(tensor.data) > LARGE
-        and has_strings(tensor.data, _MOST_STRINGS)
+        and len(tensor.data) > LARGE_BYTES
+        and has_strings(tensor.data, _MAX_COUNTED_STRINGS)
     )
 
 
@@ -76,25 +76,29 @@ class Sized(Protocol):
 _Sized = TypeVar("_Sized", bound=Sized)
 
 
-class WorkQueue(list[_Sized]):
+class OffloadQueue(list[_Sized]):
     """Work in order of arrival.
 
     There are two processes. The first takes the oldest work, so that no work waits forever. The second takes the
-    smallest work that is not ``GIANT``, so that large work cannot delay all the rest.
+    smallest work below ``HUGE_BYTES``, so that large work cannot delay all the rest.
     """
 
     def put(self, work: _Sized) -> None:
         """Queue work. Raises UNAVAILABLE if the queue is full."""
-        giant = work.size >= GIANT
-        if sum((queued.size >= GIANT) is giant for queued in self) >= (_MOST_GIANTS if giant else _MOST_OTHERS):
+        huge = work.size >= HUGE_BYTES
+        if sum((queued.size >= HUGE_BYTES) is huge for queued in self) >= (
+            _MAX_QUEUED_HUGE if huge else _MAX_QUEUED_OTHERS
+        ):
             raise unavailable("too many large requests wait to be decoded; try again later")
         self.append(work)
 
     def take(self, *, smallest: bool) -> _Sized | None:
-        """Return the oldest work, or the smallest that is not ``GIANT``; None if there is none."""
+        """Return the oldest work, or the smallest below ``HUGE_BYTES``; None if there is none."""
         if not smallest:
             return self.pop(0) if self else None
-        chosen = min((queued for queued in self if queued.size < GIANT), key=lambda queued: queued.size, default=None)
+        chosen = min(
+            (queued for queued in self if queued.size < HUGE_BYTES), key=lambda queued: queued.size, default=None
+        )
         if chosen is not None:
             self.remove(chosen)
         return chosen
@@ -158,10 +162,10 @@ class OffloadingProcess:
             try:
                 result = packing.pack(work.packing.callables[reply[0]["ask"]](reply[0]["argument"]))
             except ConchError:
-                await self._answer({"refused": True})
+                await self._reply({"refused": True})
                 await self._receive(check)
                 raise
-            await self._answer({"result": result}, packing.parts)
+            await self._reply({"result": result}, packing.parts)
             reply = await self._receive(check)
         return reply
 
@@ -198,7 +202,7 @@ class OffloadingProcess:
             except OSError:
                 raise EOFError("the process has ended") from None
 
-    async def _answer(self, header: Header, parts: list[Buffer] | None = None) -> None:
+    async def _reply(self, header: Header, parts: list[Buffer] | None = None) -> None:
         """Answer a question of the process.
 
         If that fails, the process is abandoned, because it would take the next work for the answer.
@@ -241,7 +245,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
-class _Lane:
+class _ProcessSlot:
     """A slot for a process: the process, its current work, and the timer that ends it when idle."""
 
     def __init__(self, smallest: bool) -> None:
@@ -264,21 +268,21 @@ class Offloader:
         self._memory = memory
         self.seconds = seconds
         self.wall_seconds = wall_seconds or _BUSY * seconds
-        self._waiting: WorkQueue[OffloadedCall] = WorkQueue()
-        self._lanes = (_Lane(smallest=False), _Lane(smallest=True))
+        self._waiting: OffloadQueue[OffloadedCall] = OffloadQueue()
+        self._slots = (_ProcessSlot(smallest=False), _ProcessSlot(smallest=True))
         self._running: set[OffloadingProcess] = set()
-        self._threads = LastingExecutor(len(self._lanes), "conch-offloading")
+        self._threads = LastingExecutor(len(self._slots), "conch-offloading")
         self._closed = False
 
     async def run(self, size: int, function: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
-        """Return ``function(*arguments)``: called here without waiting up to ``LARGE`` bytes, otherwise in a process.
+        """Return ``function(*arguments)``: called here without waiting up to ``LARGE_BYTES``, otherwise in a process.
 
         ``size`` is the size (bytes) of what is decoded or encoded; for a compressed body, its maximum decompressed
         size. A process returns views instead of bytes. Cancelling the call cancels the work. Raises the errors of the
         function; for a large body also INVALID_ARG if it takes too much memory or processor time, UNAVAILABLE if the
         queue is full or the machine is too busy.
         """
-        if size <= LARGE:
+        if size <= LARGE_BYTES:
             return function(*arguments)
         if self._closed:
             raise unavailable("Server exiting")
@@ -306,31 +310,31 @@ class Offloader:
         running = list(self._running)
         for process in running:
             process.kill()
-        await asyncio.gather(*[lane.task for lane in self._lanes if lane.task is not None])
-        for lane in self._lanes:
-            self._dismiss(lane)
+        await asyncio.gather(*[slot.task for slot in self._slots if slot.task is not None])
+        for slot in self._slots:
+            self._dismiss(slot)
         await asyncio.gather(*(process.ended.wait() for process in running))
         self._threads.shutdown()
 
     def _start_work(self) -> None:
-        for lane in self._lanes:
-            if lane.task is None and (work := self._waiting.take(smallest=lane.smallest)) is not None:
-                lane.work = work
-                lane.task = asyncio.get_running_loop().create_task(self._do_work(lane))
+        for slot in self._slots:
+            if slot.task is None and (work := self._waiting.take(smallest=slot.smallest)) is not None:
+                slot.work = work
+                slot.task = asyncio.get_running_loop().create_task(self._do_work(slot))
 
-    async def _do_work(self, lane: _Lane) -> None:
+    async def _do_work(self, slot: _ProcessSlot) -> None:
         """Do the work of a lane, and the following work while there is some."""
-        while lane.work is not None:
-            await self._perform(lane, lane.work)
-            lane.work = None if self._closed else self._waiting.take(smallest=lane.smallest)
-        lane.task = None
-        if lane.process is not None:
-            lane.idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._dismiss, lane)
+        while slot.work is not None:
+            await self._perform(slot, slot.work)
+            slot.work = None if self._closed else self._waiting.take(smallest=slot.smallest)
+        slot.task = None
+        if slot.process is not None:
+            slot.idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._dismiss, slot)
 
-    async def _perform(self, lane: _Lane, work: OffloadedCall) -> None:
+    async def _perform(self, slot: _ProcessSlot, work: OffloadedCall) -> None:
         """Do some work in the process of a lane, and set its result or its error."""
         try:
-            result = await self._result(lane, work)
+            result = await self._result(slot, work)
         except ConchError as failure:
             error: ConchError = failure
         except Exception as failure:
@@ -343,8 +347,8 @@ class Offloader:
         if not work.result.done():
             work.result.set_exception(error.with_traceback(None))
 
-    async def _result(self, lane: _Lane, work: OffloadedCall) -> Any:
-        process = self._process(lane)
+    async def _result(self, slot: _ProcessSlot, work: OffloadedCall) -> Any:
+        process = self._process(slot)
         try:
             reply, parts, memory = await process.perform(work, self._limits(process))
         except EOFError:
@@ -398,39 +402,39 @@ class Offloader:
             raise self._budget.refusal()
         weakref.finalize(memory, self._budget.release, size).atexit = False
 
-    def _process(self, lane: _Lane) -> OffloadingProcess:
+    def _process(self, slot: _ProcessSlot) -> OffloadingProcess:
         if self._closed:
             raise unavailable("Server exiting")
-        if lane.idle is not None:
-            lane.idle.cancel()
-            lane.idle = None
-        if lane.process is not None and not lane.process.usable:
-            self._dismiss(lane)
-        if lane.process is None:
+        if slot.idle is not None:
+            slot.idle.cancel()
+            slot.idle = None
+        if slot.process is not None and not slot.process.usable:
+            self._dismiss(slot)
+        if slot.process is None:
             try:
-                lane.process = OffloadingProcess(self._threads, self._running.discard)
-                self._running.add(lane.process)
+                slot.process = OffloadingProcess(self._threads, self._running.discard)
+                self._running.add(slot.process)
             except OSError as error:
                 raise unavailable(f"cannot start a process that decodes large requests: {error.strerror}") from None
-        return lane.process
+        return slot.process
 
-    def _dismiss(self, lane: _Lane) -> None:
+    def _dismiss(self, slot: _ProcessSlot) -> None:
         """Release a process, which then ends."""
-        if lane.idle is not None:
-            lane.idle.cancel()
-            lane.idle = None
-        if lane.process is not None:
-            lane.process.close()
-            lane.process = None
+        if slot.idle is not None:
+            slot.idle.cancel()
+            slot.idle = None
+        if slot.process is not None:
+            slot.process.close()
+            slot.process = None
 
     def _cancel(self, work: OffloadedCall) -> None:
         """Cancel some work: it is not started, or gets a grace period to end."""
         if work in self._waiting:
             self._waiting.remove(work)
-        for lane in self._lanes:
-            if lane.work is work:
-                asyncio.get_running_loop().call_later(GRACE_SECONDS, self._end, lane, work)
+        for slot in self._slots:
+            if slot.work is work:
+                asyncio.get_running_loop().call_later(GRACE_SECONDS, self._end, slot, work)
 
-    def _end(self, lane: _Lane, work: OffloadedCall) -> None:
-        if lane.work is work and lane.process is not None:
-            lane.process.kill()
+    def _end(self, slot: _ProcessSlot, work: OffloadedCall) -> None:
+        if slot.work is work and slot.process is not None:
+            slot.process.kill()

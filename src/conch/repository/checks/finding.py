@@ -21,7 +21,7 @@ _ADVICE = re.compile(r"[;:] (?=(?:accept|check|choose|did you mean|give|it has|i
 class Finding:
     """One problem.  ``line`` counts from 1; 0 means the whole file or directory.
 
-    ``place`` replaces ``path`` in the output for a copy of a file in a store.
+    ``location`` replaces ``path`` in the output for a copy of a file in a store.
     """
 
     path: Path
@@ -29,10 +29,10 @@ class Finding:
     severity: str
     problem: str
     fix: str = ""
-    place: str = ""
+    location: str = ""
 
     def __str__(self) -> str:
-        where = f"{self.place or self.path}:{self.line}" if self.line else self.place or str(self.path)
+        where = f"{self.location or self.path}:{self.line}" if self.line else self.location or str(self.path)
         fix = f" (fix: {self.fix})" if self.fix else ""
         return shown_name(f"{where}: {self.severity}: {' '.join(self.problem.split())}{fix}")
 

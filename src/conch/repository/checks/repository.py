@@ -376,7 +376,7 @@ def _check_store(url: StoreUrl, config_name: str | None) -> Finding | None:
     try:
         repository.open()
     except ConchError as error:
-        return Finding(Path(str(url)), 0, "error", error.message, place=str(url))
+        return Finding(Path(str(url)), 0, "error", error.message, location=str(url))
     finally:
         repository.close()
     return None
@@ -388,7 +388,7 @@ def _as_shown(finding: Finding, repository: ModelRepository) -> Finding:
     if original == str(finding.path):
         return finding
     shown = repository.shown
-    return replace(finding, place=original, problem=shown(finding.problem), fix=shown(finding.fix))
+    return replace(finding, location=original, problem=shown(finding.problem), fix=shown(finding.fix))
 
 
 def _check_repository(repository: ModelRepository) -> Iterator[Finding]:

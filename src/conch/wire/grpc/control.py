@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 from conch.config.schema import ModelConfig
 from conch.core.errors import invalid, unsupported
 from conch.machine.logs import FORMATS, LogSettings
-from conch.wire.trace_numbers import NUMBERS, field, read_levels, read_number, refuse_file
+from conch.wire.trace_values import NUMBERS, field, read_levels, read_number, refuse_file
 
 
 def read_trace_setting(request: service_pb2.TraceSettingRequest) -> dict[str, Any]:

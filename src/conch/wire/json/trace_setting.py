@@ -6,7 +6,7 @@ from typing import Any
 
 from conch.core.tensors import Buffer
 from conch.wire.json import text
-from conch.wire.trace_numbers import NUMBERS, field, read_levels, read_number, refuse_file
+from conch.wire.trace_values import NUMBERS, field, read_levels, read_number, refuse_file
 
 
 def read_trace_setting(body: Buffer) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class TemplateProgram:
             fds.frombytes(value)
         return json.loads(data), list(fds)
 
-    def _answer(self, **reply: Any) -> None:
+    def _reply(self, **reply: Any) -> None:
         self._control.send(json.dumps(reply).encode())
 
     def _import(self, modules: list[str]) -> None:
@@ -68,7 +68,7 @@ class TemplateProgram:
                 importlib.import_module(module)
         gc.freeze()  # keeps collections in workers from writing to shared pages
         gc.enable()
-        self._answer(hindrance=_hindrance())
+        self._reply(hindrance=_hindrance())
 
     def _fork(self, message: dict[str, Any], fd: int, output: int) -> None:
         pid = os.fork()
@@ -89,7 +89,7 @@ class TemplateProgram:
 
     def _go_on(self, message: dict[str, Any], fd: int, output: int) -> None:
         """Run as the worker or template that the server requested; does not return."""
-        self._answer(pid=os.getpid())
+        self._reply(pid=os.getpid())
         self._control.close()
         for stream in (1, 2):
             os.dup2(output, stream)

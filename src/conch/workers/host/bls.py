@@ -38,7 +38,7 @@ class MetricsHandler:
             case "metrics_drop":
                 self._holder.drop_family(header["family"])
             case "metric_control":
-                self._answer(header)
+                self._reply(header)
             case _:
                 return False
         return True
@@ -47,7 +47,7 @@ class MetricsHandler:
         """Release all metrics because the worker has ended."""
         self._holder.close()
 
-    def _answer(self, header: Header) -> None:
+    def _reply(self, header: Header) -> None:
         reply: Header = {"op": "answer", "call": header["call"], "outputs": [], "parameters": {}, "final": True}
         try:
             reply["parameters"] = self._do(header)
@@ -182,10 +182,10 @@ class BlsHandler:
             del self._requests[number]
         packer = Packer()
         try:
-            self._answer(number, packer.pack(response.outputs), response.parameters, error, response.final, packer)
+            self._reply(number, packer.pack(response.outputs), response.parameters, error, response.final, packer)
         except (ConchError, OSError) as reason:  # no shared memory or no descriptor left
             failure = internal(f"the response could not be passed to the model: {reason}")
-            self._answer(number, error=failure, final=response.final)
+            self._reply(number, error=failure, final=response.final)
 
     def _cancel(self, number: int, drop: bool) -> None:
         request = self._requests.pop(number, None) if drop else self._requests.get(number)
@@ -196,7 +196,7 @@ class BlsHandler:
         number, name = header["call"], header["model"]
         match header["do"]:
             case "ready":
-                self._answer(number, parameters={"ready": self._models.is_ready(name, header["version"])})
+                self._reply(number, parameters={"ready": self._models.is_ready(name, header["version"])})
             case "load":
                 files = unpacker.unpack(header["inputs"])
                 parameters: dict[str, object] = {file.name: bytes(file.data) for file in files}
@@ -219,7 +219,7 @@ class BlsHandler:
             except Exception as failure:
                 LOG.exception("a call of model '%s' failed", self._caller)
                 error = internal(repr(failure))
-            self._answer(number, error=error)
+            self._reply(number, error=error)
 
         (self._start or self._start_task)(answer())
 
@@ -228,7 +228,7 @@ class BlsHandler:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _answer(
+    def _reply(
         self,
         number: int,
         outputs: list[Any] | None = None,

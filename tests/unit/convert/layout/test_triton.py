@@ -19,7 +19,7 @@ from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.config import pbtxt
 from conch.config.schema import ModelConfig
 from conch.convert.encoder.evaluate import padded
-from conch.convert.layout import TEMPLATE, Trio
+from conch.convert.layout import TEMPLATE, EnsembleModels
 from conch.core.errors import ConchError
 from conch.repository.checks.repository import check
 from tests.text_checkpoints import TEXTS
@@ -60,11 +60,11 @@ def test_trio_is_three_models_that_fit(
     (tmp_path / "source.onnx.data").write_text("weights")
     checkpoint.task = task
 
-    trio = Trio("m", task)
-    trio.write(tmp_path / "out", checkpoint, [source, tmp_path / "source.onnx.data"], 0)
+    ensemble = EnsembleModels("m", task)
+    ensemble.write(tmp_path / "out", checkpoint, [source, tmp_path / "source.onnx.data"], 0)
 
     found = configs(tmp_path / "out")
-    assert sorted(found) == sorted(trio.names)
+    assert sorted(found) == sorted(ensemble.names)
     assert check([tmp_path / "out"]) == []
     inference, model, tokenize = (found[f"m_onnx_{name}"] for name in ("inference", "model", "tokenize"))
     assert [one.name for one in inference.input] == [one.name for one in tokenize.input] == texts
@@ -86,7 +86,7 @@ def test_network_of_images_has_no_trio(checkpoint: Checkpoint, tmp_path: Path) -
     onnx.save(model, tmp_path / "source.onnx")
 
     with pytest.raises(ConchError, match="networks of text; this one takes pixel_values"):
-        Trio("m", "image-classification").write(tmp_path, checkpoint, [tmp_path / "source.onnx"], 0)
+        EnsembleModels("m", "image-classification").write(tmp_path, checkpoint, [tmp_path / "source.onnx"], 0)
 
 
 @pytest.fixture

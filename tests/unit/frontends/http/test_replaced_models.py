@@ -15,8 +15,7 @@ from conch.core.tensors import WireTensor, pack_bytes
 from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.routes import Router
-from conch.frontends.offloading.offloader import LARGE as LARGE_SIZE
-from conch.frontends.offloading.offloader import Offloader
+from conch.frontends.offloading.offloader import LARGE_BYTES, Offloader
 from conch.frontends.yielding import YieldingLister
 from conch.options.settings import Settings
 from conch.server.execution.executor import Executor
@@ -48,7 +47,7 @@ input [{name: "text_input" data_type: TYPE_FP32 dims: [3]}]
 output [{name: "score" data_type: TYPE_FP32 dims: [1]}]
 model_transaction_policy {decoupled: true}
 """
-LARGE = "x" * (LARGE_SIZE + 1)
+LARGE = "x" * (LARGE_BYTES + 1)
 
 
 class LabelExecutor(Executor):
@@ -99,7 +98,7 @@ class HeldOffloader(Offloader):
 
     async def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> Any:
         result = await super().run(size, function, *arguments)
-        if size > LARGE_SIZE:
+        if size > LARGE_BYTES:
             self.offloaded.append(function.__name__)
             self.held.set()
             await self.release.wait()
@@ -143,7 +142,7 @@ class Client:
     def post(self, path: str, document: dict[str, Any]) -> HttpExchange:
         exchange = HttpExchange(self, b"POST", path.encode(), {}, True)  # type: ignore[arg-type]
         exchange.body = json.dumps(document).encode()
-        assert len(exchange.body) > LARGE_SIZE
+        assert len(exchange.body) > LARGE_BYTES
         assert self.router.open(exchange) >= len(exchange.body)
         self.router.handle(exchange)
         return exchange
@@ -260,7 +259,7 @@ async def test_a_compressed_body_counts_by_what_it_becomes(core: Core, offloader
     client = Client(core, offloader)
     exchange = HttpExchange(client, b"POST", b"/v2/models/m/infer", {b"content-encoding": b"gzip"}, True)  # type: ignore[arg-type]
     exchange.body = gzip.compress(json.dumps(INFER).encode())
-    assert len(exchange.body) < LARGE_SIZE // 100
+    assert len(exchange.body) < LARGE_BYTES // 100
     client.router.open(exchange)
     client.router.handle(exchange)
     await asyncio.wait_for(offloader.held.wait(), 30)
@@ -270,13 +269,13 @@ async def test_a_compressed_body_counts_by_what_it_becomes(core: Core, offloader
     assert "first" in body
 
 
-@pytest.mark.parametrize("json_size", [0, LARGE_SIZE])
+@pytest.mark.parametrize("json_size", [0, LARGE_BYTES])
 async def test_strings_of_binary_tensors_are_counted_elsewhere(
     core: Core, offloader: HeldOffloader, json_size: int
 ) -> None:
     core.load("first", 1)
     client = Client(core, offloader)
-    count = LARGE_SIZE // 4 + 1
+    count = LARGE_BYTES // 4 + 1
     tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 4 * count}}
     head = json.dumps({"parameters": {"text": "x" * json_size}, "inputs": [tensor]}).encode()
     headers = {b"inference-header-content-length": b"%d" % len(head)}

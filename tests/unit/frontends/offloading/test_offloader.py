@@ -22,7 +22,7 @@ from conch.core.tensors import WireTensor, pack_bytes
 from conch.frontends.budget import ByteBudget
 from conch.frontends.offloading import work
 from conch.frontends.offloading.messages import resolve_spans
-from conch.frontends.offloading.offloader import LARGE, OffloadedCall, Offloader, OffloadingProcess
+from conch.frontends.offloading.offloader import LARGE_BYTES, OffloadedCall, Offloader, OffloadingProcess
 from conch.machine.memory import children_of
 from conch.wire.json.control import LoadParameters, read_load
 from conch.wire.json.generate import Layout, encode_generate
@@ -106,7 +106,7 @@ async def decode_infer_elsewhere(
     """Decode in a process, as the front end does; of a body with ``length`` bytes of JSON, only these."""
     view = memoryview(body)
     sent, behind = (view[:length], view[length:]) if length else (view, view[:0])
-    size = max(len(body), LARGE + 1)
+    size = max(len(body), LARGE_BYTES + 1)
     [request], plan = await offloader.run(size, work.infer, MODEL, sent, len(behind), encoding, None, LIMIT, regions)
     resolve_spans(request, behind, regions)
     return request, plan
@@ -115,11 +115,11 @@ async def decode_infer_elsewhere(
 async def decode_openai_elsewhere(
     offloader: Offloader, body: bytes, endpoint: str, signature_of: Callable[[str], ModelSignature]
 ) -> Any:
-    return await offloader.run(LARGE + 1, work.openai, body, endpoint, "", LIMIT, signature_of)
+    return await offloader.run(LARGE_BYTES + 1, work.openai, body, endpoint, "", LIMIT, signature_of)
 
 
 async def decode_load_elsewhere(offloader: Offloader, body: bytes, size: int = 0) -> LoadParameters:
-    return await offloader.run(size or max(len(body), LARGE + 1), read_load, body)
+    return await offloader.run(size or max(len(body), LARGE_BYTES + 1), read_load, body)
 
 
 def shown(request: InferRequest) -> dict[str, Any]:
@@ -191,18 +191,18 @@ async def test_parameters_are_checked_by_the_server_while_the_process_decodes(of
 
     model = replace(MODEL, check_parameters=check)
     arguments = 0, "", None, LIMIT, NO_REGIONS
-    [request], _ = await offloader.run(LARGE + 1, work.infer, model, json.dumps(INFER).encode(), *arguments)
+    [request], _ = await offloader.run(LARGE_BYTES + 1, work.infer, model, json.dumps(INFER).encode(), *arguments)
     assert request.parameters == {"text": "ä", "number": 0.5} and checked == [["text", "number"]]
     body = json.dumps({**INFER, "parameters": {"unknown": 1}}).encode()
-    error = await refusal(offloader.run(LARGE + 1, work.infer, model, body, *arguments))
+    error = await refusal(offloader.run(LARGE_BYTES + 1, work.infer, model, body, *arguments))
     assert (error.code, error.message) == (Code.INVALID_ARG, "unknown")
 
 
 async def test_strings_of_a_binary_tensor_are_counted_without_returning_them(offloader: Offloader) -> None:
     texts = [WireTensor("t", "BYTES", (3,), pack_bytes([b"", b"a", b"bc"]))]
-    assert await offloader.run(LARGE + 1, work.strings, "m", "an id", texts) == [3]
+    assert await offloader.run(LARGE_BYTES + 1, work.strings, "m", "an id", texts) == [3]
     texts[0].data = texts[0].data[:-1]
-    error = await refusal(offloader.run(LARGE + 1, work.strings, "m", "an id", texts))
+    error = await refusal(offloader.run(LARGE_BYTES + 1, work.strings, "m", "an id", texts))
     assert "incomplete string data for inference input 't'" in error.message
 
 
@@ -221,11 +221,11 @@ async def test_a_message_does_not_repeat_all_that_the_client_sent(offloader: Off
 
 async def test_texts_of_generate_become_requests(offloader: Offloader) -> None:
     body = json.dumps({"text_input": ["a", "b"], "messages": "c"}).encode()
-    several, layout = await offloader.run(LARGE + 1, work.generate, LANGUAGE, body, True, LIMIT)
+    several, layout = await offloader.run(LARGE_BYTES + 1, work.generate, LANGUAGE, body, True, LIMIT)
     assert layout is None
     assert [bytes(one.inputs["text_input"].data)[4:] for one in several] == [b"a", b"b"]
     body = b'{"text_input": "a", "top_k": 1}'
-    [single], layout = await offloader.run(LARGE + 1, work.generate, LANGUAGE, body, True, LIMIT)
+    [single], layout = await offloader.run(LARGE_BYTES + 1, work.generate, LANGUAGE, body, True, LIMIT)
     assert layout is Layout.FLAT and single.parameters == {"top_k": 1}
 
 
@@ -325,16 +325,16 @@ async def test_an_answer_is_what_the_server_would_have_written(offloader: Offloa
     request, response = answer()
     document, blobs = encode_infer(request, response, plan, LABELS.get)
     arguments = request, response, plan, LABELS
-    size, parts = await offloader.run(LARGE + 1, work.encode_infer, *arguments, "identity")
+    size, parts = await offloader.run(LARGE_BYTES + 1, work.encode_infer, *arguments, "identity")
     assert b"".join(parts) == b"".join([document, *blobs])
     assert size == (len(document) if blobs else 0)
-    _, parts = await offloader.run(LARGE + 1, work.encode_infer, *arguments, "gzip")
+    _, parts = await offloader.run(LARGE_BYTES + 1, work.encode_infer, *arguments, "gzip")
     assert gzip.decompress(b"".join(parts)) == b"".join([document, *blobs])
 
 
 async def test_an_answer_of_generate_is_what_the_server_would_have_written(offloader: Offloader) -> None:
     request, response = answer()
-    body = await offloader.run(LARGE + 1, encode_generate, request, response, Layout.ROW)
+    body = await offloader.run(LARGE_BYTES + 1, encode_generate, request, response, Layout.ROW)
     assert body == encode_generate(request, response, Layout.ROW)
 
 
@@ -445,7 +445,7 @@ def grpc_request(*inputs: dict[str, Any], raw: tuple[bytes, ...] = ()) -> servic
 async def decoded_grpc(
     offloader: Offloader, message: service_pb2.ModelInferRequest
 ) -> tuple[service_pb2.ModelInferRequest, list[bytes], list[int | None]]:
-    rest, raw, elements = await offloader.run(LARGE + 1, work.grpc_infer, message.SerializeToString())
+    rest, raw, elements = await offloader.run(LARGE_BYTES + 1, work.grpc_infer, message.SerializeToString())
     return service_pb2.ModelInferRequest.FromString(bytes(rest)), list(map(bytes, raw)), elements
 
 
@@ -474,7 +474,7 @@ async def test_what_is_wrong_with_a_grpc_message_is_left_to_be_told(offloader: O
     assert raw == [b"abcd"] and message.inputs[0].HasField("contents")
     message, raw, _ = await decoded_grpc(offloader, grpc_request(both, nothing, both))
     assert len(raw) == 1 and not message.inputs[1].HasField("contents")
-    error = await refusal(offloader.run(LARGE + 1, work.grpc_infer, b"\xff"))
+    error = await refusal(offloader.run(LARGE_BYTES + 1, work.grpc_infer, b"\xff"))
     assert (error.code, error.message) == (Code.INTERNAL, "Unable to parse request")
     wrong = {"name": "b", "datatype": "FP32", "shape": [1], "contents": {"bool_contents": [True]}}
     assert "expected datatype 'FP32'" in (await refusal(decoded_grpc(offloader, grpc_request(wrong)))).message

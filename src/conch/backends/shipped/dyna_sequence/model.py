@@ -30,9 +30,9 @@ class TritonPythonModel:
 
     def execute(self, requests):
         time.sleep(self._delay)
-        return [self._answer(request) for request in requests]
+        return [self._respond(request) for request in requests]
 
-    def _answer(self, request):
+    def _respond(self, request):
         start, end, ready, values, correlation = (
             pb_utils.get_input_tensor_by_name(request, name).as_numpy()
             for name in ("START", "END", "READY", "INPUT", "CORRID")

@@ -34,9 +34,9 @@ class TritonPythonModel:
 
     def execute(self, requests):
         time.sleep(self._delay)
-        return [self._answer(request) for request in requests]
+        return [self._respond(request) for request in requests]
 
-    def _answer(self, request):
+    def _respond(self, request):
         inputs = {tensor.name(): tensor for tensor in request.inputs()}
         rows = next((tensor.shape()[0] for tensor in inputs.values() if tensor.shape()), 1)
         outputs = []

@@ -30,9 +30,9 @@ class TritonPythonModel:
 
     def execute(self, requests):
         time.sleep(self._delay)
-        return [self._answer(slot, request) for slot, request in enumerate(requests)]
+        return [self._respond(slot, request) for slot, request in enumerate(requests)]
 
-    def _answer(self, slot, request):
+    def _respond(self, slot, request):
         start, ready, values = (
             pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("START", "READY", "INPUT")
         )

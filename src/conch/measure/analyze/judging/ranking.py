@@ -36,7 +36,7 @@ class Ranked:
     winner's.
     """
 
-    place: int
+    rank: int
     result: CandidateResult
     point: Point
     score: float
@@ -79,7 +79,7 @@ def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
         simplest = min(tied, key=_complexity)
         ranked = [simplest, *(row for row in ranked if row is not simplest)]
     names = {row.name for row in tied} if len(tied) > 1 else set()
-    rows = tuple(replace(row, place=position, tied=row.name in names) for position, row in enumerate(ranked, 1))
+    rows = tuple(replace(row, rank=position, tied=row.name in names) for position, row in enumerate(ranked, 1))
     winner = rows[0] if rows[0].satisfied else None
     default = next((row for row in rows if row.result.candidate.is_default), None)
     return Ranking(rows, winner, default, tuple(_cautions(rows, winner)))

@@ -252,7 +252,7 @@ class AnalyzeSettings:
         """The address of the server in remote mode."""
         return self.triton_grpc_endpoint if self.client_protocol == "grpc" else self.triton_http_endpoint
 
-    def given(self) -> Iterator[tuple[str, str]]:
+    def changed_options(self) -> Iterator[tuple[str, str]]:
         """Yield the options that differ from their defaults, by name, for reports."""
         for name, declared in OPTIONS.items():
             value = getattr(self, name)

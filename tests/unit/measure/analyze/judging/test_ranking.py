@@ -17,7 +17,7 @@ def test_the_best_score_wins_and_is_told_beside_the_default() -> None:
     assert ranking.winner is not None and ranking.default is not None
     assert (ranking.winner.name, ranking.winner.score, ranking.winner.point.throughput) == ("two", 2.0, 200)
     assert ranking.default.score == 1.0
-    assert [row.place for row in ranking.rows] == [1, 2]
+    assert [row.rank for row in ranking.rows] == [1, 2]
 
 
 def test_what_breaks_a_constraint_comes_after_all_that_keep_it() -> None:

@@ -23,7 +23,7 @@ from conch.measure.analyze.options.reading import read_settings
     ],
 )
 def test_values_are_written_as_people_write_them(given: dict[str, object], shown: str) -> None:
-    [(name, value)] = read_settings(given).settings.given()
+    [(name, value)] = read_settings(given).settings.changed_options()
     assert (name, value) == (next(iter(given)), shown)
 
 
@@ -33,5 +33,5 @@ def test_no_option_shows_what_only_python_writes() -> None:
         "profile_models": {"a": {"weighting": 2}}, "bls_composing_models": {"b": None},
         "triton_server_flags": {"log-verbose": 1}, "perf_analyzer_flags": {"shape": ["x:3"]},
     }  # fmt: skip
-    shown = [value for _, value in read_settings(given).settings.given()]
+    shown = [value for _, value in read_settings(given).settings.changed_options()]
     assert not [value for value in shown if any(mark in value for mark in ("(metric", "{", "[", "'", "None", "Price"))]

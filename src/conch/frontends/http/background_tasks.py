@@ -15,7 +15,7 @@ from typing import Any
 from conch.core.errors import ConchError, internal
 from conch.core.tensors import Buffer
 from conch.frontends.http.exchange import HttpExchange
-from conch.frontends.offloading.offloader import LARGE
+from conch.frontends.offloading.offloader import LARGE_BYTES
 from conch.wire import compression
 
 LOG = logging.getLogger("conch")
@@ -36,17 +36,17 @@ def take_body(exchange: HttpExchange, limit: int) -> tuple[Buffer, str, int]:
     encoding = exchange.headers[b"content-encoding"].decode("latin-1")
     if compression.is_identity(encoding):
         return body, "", len(body)
-    if len(body) <= LARGE:
-        if limit <= LARGE:
+    if len(body) <= LARGE_BYTES:
+        if limit <= LARGE_BYTES:
             plain: Buffer | None = compression.decompress(body, encoding, limit)
         else:
-            plain = compression.decompress_limited(body, encoding, LARGE)
+            plain = compression.decompress_limited(body, encoding, LARGE_BYTES)
         if plain is not None:
             return plain, "", len(plain)
-    return body, encoding, max(min(_DEFLATED * len(body), limit), LARGE + 1)
+    return body, encoding, max(min(_DEFLATED * len(body), limit), LARGE_BYTES + 1)
 
 
-class ExchangeTasks:
+class BackgroundTasks:
     """Runs coroutines for exchanges; ``refuse`` responds if one fails."""
 
     def __init__(self, refuse: Callable[[HttpExchange, ConchError], None]) -> None:
