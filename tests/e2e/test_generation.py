@@ -340,6 +340,28 @@ def test_what_cannot_be_had_is_said_at_once(
     assert (reply.status, reply.error[: len(message)]) == (status, message)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "the " * 600}, "prompt"),
+        ("completions", {"prompt": "a", "max_completion_tokens": 1000}, "max_completion_tokens"),
+        ("completions", {"prompt": "a", "lora_name": "x"}, "lora_name"),
+        ("completions", {"prompt": "a", "logit_bias": {"1000000": 1}}, "logit_bias"),
+        ("completions", {"prompt": "a", "stop_token_ids": "x"}, "stop_token_ids"),
+        ("completions", {"prompt": "a", "max_tokens": 2, "min_tokens": 3}, "min_tokens"),
+        ("completions", {"prompt": "a", "guided_regex": "[a"}, "guided_regex"),
+        ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+         "response_format"),
+    ],
+)  # fmt: skip
+def test_openai_error_names_the_member_that_the_model_refuses(
+    server: ConchServer, path: str, body: dict[str, Any], param: str
+) -> None:
+    messages = {} if "prompt" in body else {"messages": [{"role": "user", "content": "a"}]}
+    reply = post(server.http, f"/v1/{path}", {"model": "llama", **messages, **body})
+    assert (reply.status, reply.json()["error"]["param"]) == (400, param)
+
+
 @pytest.mark.parametrize("argument", ["speculative_config", "speculative_model"])
 def test_what_an_engine_does_not_have_is_not_passed_over(server: ConchServer, repository: Path, argument: str) -> None:
     folder = repository / argument / "1"

@@ -175,6 +175,20 @@ def test_invalid_request_is_refused_in_one_sentence(server: ConchServer, fields:
     assert generate(server, parameters={"temperature": 0}).status == 200
 
 
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("stop_token_ids", [10**6]),
+        ("guided_regex", "(?=a)b"),
+        ("structured_outputs", {"json": {"type": "nonsense"}}),
+        ("max_completion_tokens", 1000),
+    ],
+)
+def test_openai_error_names_the_member_that_vllm_refuses(server: ConchServer, member: str, value: Any) -> None:
+    reply = post(server.http, "/v1/completions", {"model": "llama", "prompt": "a", member: value})
+    assert (reply.status, reply.json()["error"]["param"]) == (400, member)
+
+
 def test_output_fits_its_structure_after_requests_with_other_structures(server: ConchServer) -> None:
     structures: tuple[tuple[dict[str, Any], Any], ...] = (
         ({"json": {"type": "boolean"}}, lambda text: json.loads(text) in (True, False)),

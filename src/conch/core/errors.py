@@ -40,12 +40,15 @@ class ConchError(Exception):
 
     ``str(error)`` is the message alone; ``error.status`` is ``<Code name>: <message>``, as in log lines. ``public``
     replaces the message for clients in other processes if the message is meant for the operator, such as an
-    installation command or local paths.
+    installation command or local paths. ``param`` is the parameter of the request that is wrong, if there is one.
     """
 
-    def __init__(self, message: str, code: Code = Code.INTERNAL, *, public: str | None = None) -> None:
+    def __init__(
+        self, message: str, code: Code = Code.INTERNAL, *, public: str | None = None, param: str | None = None
+    ) -> None:
         super().__init__(message if message.isascii() else _text(message))
         self.code = code
+        self.param = param
         self.public = self.message if public is None else _text(public)
 
     @property
@@ -61,15 +64,19 @@ class ConchError(Exception):
         """The status with the public message, as in the reasons of the repository index."""
         return f"{self.code.value}: {self.public}"
 
+    def prefixed(self, prefix: str) -> ConchError:
+        """Return a copy whose messages begin with ``prefix``."""
+        return ConchError(prefix + self.message, self.code, public=prefix + self.public, param=self.param)
+
 
 def _text(message: str) -> str:
     """Escape lone surrogates, which file names may contain and no protocol can carry."""
     return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def invalid(message: str) -> ConchError:
+def invalid(message: str, param: str | None = None) -> ConchError:
     """Return an INVALID_ARG error: a request or a configuration is wrong."""
-    return ConchError(message, Code.INVALID_ARG)
+    return ConchError(message, Code.INVALID_ARG, param=param)
 
 
 def not_found(message: str) -> ConchError:
@@ -82,9 +89,9 @@ def unavailable(message: str) -> ConchError:
     return ConchError(message, Code.UNAVAILABLE)
 
 
-def unsupported(message: str, *, public: str | None = None) -> ConchError:
+def unsupported(message: str, *, public: str | None = None, param: str | None = None) -> ConchError:
     """Return an UNSUPPORTED error: this server or this model lacks a feature of the protocol."""
-    return ConchError(message, Code.UNSUPPORTED, public=public)
+    return ConchError(message, Code.UNSUPPORTED, public=public, param=param)
 
 
 def internal(message: str) -> ConchError:

@@ -25,7 +25,7 @@ from conch.backends.generation.engine import (
 )
 from conch.backends.generation.service import BROKEN
 from conch.core.errors import internal, invalid, one_line
-from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
+from conch.core.sampling.parameters import NAMES, STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.core.sampling.structures import Structure
 from conch.machine import extras
 
@@ -110,7 +110,7 @@ class VllmEngine(GenerationEngine):
                 priority=request.priority,
             )
         except _refusals() as error:
-            raise invalid(_sentence(error)) from error
+            raise invalid(_sentence(error), _parameter(error, sampling)) from error
         self._requests[request.id] = _Unfinished(sampling.logprobs or 0, sampling.structured_outputs)
 
     def step(self) -> list[Progress]:
@@ -155,7 +155,8 @@ class VllmEngine(GenerationEngine):
         if output.finished and completion.finish_reason not in ("stop", "length"):
             if request.structure is not None and not request.started:
                 # vLLM compiles structures after it has accepted the request; the worker log has the reason.
-                return Progress(id, error=invalid(f"vLLM cannot compile this {request.structure.kind}"))
+                refusal = invalid(f"vLLM cannot compile this {request.structure.kind}", "structured_outputs")
+                return Progress(id, error=refusal)
             return Progress(id, error=internal(f"vLLM ended the request: {completion.finish_reason}"))
         tokens = list(completion.token_ids)
         request.started = request.started or bool(tokens)
@@ -223,6 +224,15 @@ def _sentence(error: Exception) -> str:
     if callable(errors):
         return one_line(ValueError(errors()[0]["msg"].removeprefix("Value error, ")))
     return one_line(ValueError(error.args[0]) if hasattr(error, "parameter") else error)
+
+
+def _parameter(error: Exception, sampling: SamplingParams) -> str | None:
+    """Return the sampling parameter that vLLM refuses; None if it is unknown or not a parameter of requests."""
+    name = getattr(error, "parameter", None) or _sentence(error).partition(" ")[0]
+    if name in NAMES:
+        return str(name)
+    # Its errors about structures do not name the parameter.
+    return "structured_outputs" if sampling.structured_outputs is not None else None
 
 
 def _choose_device(spec: EngineSpec) -> None:

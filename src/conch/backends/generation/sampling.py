@@ -36,7 +36,8 @@ class SamplingOverrides:
         """Set a value; return False if ``name`` is not a sampling parameter.
 
         Messages about contradictory values name ``source``, and messages about an invalid value name ``label``. Raises
-        INVALID_ARG for an invalid value, or one that contradicts a value set before for the same parameter.
+        INVALID_ARG with ``name`` for an invalid value, or one that contradicts a value set before for the same
+        parameter.
         """
         known = NAMES.get(name)
         if known is None:
@@ -44,7 +45,11 @@ class SamplingOverrides:
         if value is None:
             return True
         parameter, type = known
-        typed = type.read(name, value, label or f"sampling parameter '{name}'")
+        try:
+            typed = type.read(name, value, label or f"sampling parameter '{name}'")
+        except ConchError as error:
+            error.param = name
+            raise
         source = source or name
         key = parameter.name
         before = self.values.get(key)
@@ -53,7 +58,7 @@ class SamplingOverrides:
                 self.values[key] = typed
                 self._sources[key] = source
         elif not _same(before, typed):
-            raise invalid(f"{source} is {_shown(typed)}, but {self._sources[key]} is {_shown(before)}")
+            raise invalid(f"{source} is {_shown(typed)}, but {self._sources[key]} is {_shown(before)}", name)
         return True
 
     def check(self) -> None:
@@ -62,18 +67,21 @@ class SamplingOverrides:
         if min_tokens is not None and max_tokens is not None and min_tokens > max_tokens:
             raise invalid(
                 f"{self._sources['min_tokens']} is {min_tokens}, which is more than "
-                f"{self._sources['max_tokens']}, {max_tokens}"
+                f"{self._sources['max_tokens']}, {max_tokens}",
+                "min_tokens",
             )
         if self.get("use_beam_search") and "beam_width" not in self.values:
             self.values["beam_width"] = max(n, 2)
         beams, temperature = self.get("beam_width", 1), self.get("temperature")
         if beams > 1:
             if temperature:
-                raise invalid(f"beam search does not sample: temperature must be 0 or absent, not {temperature}")
+                raise invalid(
+                    f"beam search does not sample: temperature must be 0 or absent, not {temperature}", "temperature"
+                )
             if n > beams:
-                raise invalid(f"n is {n}, which is more than the beam width, {beams}")
+                raise invalid(f"n is {n}, which is more than the beam width, {beams}", "n")
         elif n > 1 and temperature == 0:
-            raise invalid(f"n is {n}, but with temperature 0 all samples are the same: n must be 1")
+            raise invalid(f"n is {n}, but with temperature 0 all samples are the same: n must be 1", "n")
 
 
 def refuse_unsupported(name: str, value: Any) -> None:
@@ -82,7 +90,7 @@ def refuse_unsupported(name: str, value: Any) -> None:
     Empty and false values are accepted.
     """
     if name in REFUSED and value:
-        raise invalid(f"sampling parameter '{name}' is not supported")
+        raise invalid(f"sampling parameter '{name}' is not supported", name)
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -106,7 +114,7 @@ def read_document(overrides: SamplingOverrides, text: str, source: str) -> None:
         refuse_unsupported(name, value)
         if name not in IGNORED and name not in REFUSED:
             hint = did_you_mean(name, NAMES, likeness=_LIKENESS)
-            raise invalid(f"sampling parameter '{name}' is not known{'; ' + hint if hint else ''}")
+            raise invalid(f"sampling parameter '{name}' is not known{'; ' + hint if hint else ''}", name)
 
 
 #: Default of ``max_tokens`` if neither the request nor the model sets it.
@@ -195,7 +203,9 @@ class UnknownAdapter(ConchError):
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         super().__init__(
-            f"LoRA {name[:100]} is not supported, the model has: {', '.join(known) or 'none'}", Code.INVALID_ARG
+            f"LoRA {name[:100]} is not supported, the model has: {', '.join(known) or 'none'}",
+            Code.INVALID_ARG,
+            param="lora_name",
         )
         self.name, self.known = name, known
 
@@ -210,49 +220,55 @@ class Limits:
         """Return how many tokens fit into the context after ``tokens``."""
         return self.engine.context - tokens
 
-    def check(self, prompt: list[int], sampling: SamplingParams) -> None:
-        """Raise INVALID_ARG for a request that does not fit, UNSUPPORTED for features that the engine lacks."""
+    def check(self, prompt: list[int], sampling: SamplingParams, source: str | None = None) -> None:
+        """Raise INVALID_ARG for a request that does not fit, UNSUPPORTED for features that the engine lacks.
+
+        ``source`` is the input that has the prompt.
+        """
         engine, length = self.engine, len(prompt)
         needed = (length + sampling.max_tokens) * sampling.beam_width
         if engine.cache_tokens and needed > engine.cache_tokens and engine.cache_tokens <= engine.context:
             raise invalid(
-                f"the request needs {needed} tokens of KV cache, but the model has {engine.cache_tokens} in all"
+                f"the request needs {needed} tokens of KV cache, but the model has {engine.cache_tokens} in all", source
             )
         if length >= engine.context:
             raise invalid(
                 f"the prompt has {length} tokens, but the context of the model is {engine.context}, "
-                "and at least one is to be generated"
+                "and at least one is to be generated",
+                source,
             )
         if length + sampling.max_tokens > engine.context:
             raise invalid(
                 f"the prompt has {length} tokens and max_tokens is {sampling.max_tokens}: together more than the "
-                f"context of the model, {engine.context}"
+                f"context of the model, {engine.context}",
+                "max_tokens",
             )
         if engine.cache_tokens and needed > engine.cache_tokens:
             raise invalid(
                 f"{sampling.beam_width} beams of up to {length + sampling.max_tokens} tokens do not fit into the KV "
-                f"cache of the model, {engine.cache_tokens} tokens"
+                f"cache of the model, {engine.cache_tokens} tokens",
+                "max_tokens",
             )
         if sampling.min_tokens > sampling.max_tokens:
-            raise invalid(f"min_tokens is {sampling.min_tokens}, but max_tokens is {sampling.max_tokens}")
+            raise invalid(f"min_tokens is {sampling.min_tokens}, but max_tokens is {sampling.max_tokens}", "min_tokens")
         if max(prompt) >= engine.vocabulary or min(prompt) < 0:  # faster than to look at each token of a long prompt
-            self.check_token_ids("input", prompt)
-        self.check_token_ids("'logit_bias'", sampling.logit_bias)
-        self.check_token_ids("'stop_token_ids'", sampling.stop_token_ids)
+            self.check_token_ids("input", prompt, source)
+        self.check_token_ids("'logit_bias'", sampling.logit_bias, "logit_bias")
+        self.check_token_ids("'stop_token_ids'", sampling.stop_token_ids, "stop_token_ids")
         self.check_features(sampling)
 
     def check_features(self, sampling: SamplingParams) -> None:
         """Raise UNSUPPORTED for features that the engine lacks, UnknownAdapter for an unknown adapter."""
         if sampling.lora_name and sampling.lora_name not in self.engine.adapters:
             raise UnknownAdapter(sampling.lora_name, self.engine.adapters)
-        for feature in sampling.features():
+        for feature, parameter in sampling.features().items():
             if feature not in self.engine.features:
                 cause = ": a library for it is not installed" if feature in self.engine.lacking else ""
-                raise unsupported(f"engine '{self.engine.name}' does not have {feature.value}{cause}")
+                raise unsupported(f"engine '{self.engine.name}' does not have {feature.value}{cause}", param=parameter)
 
-    def check_token_ids(self, name: str, ids: Iterable[int]) -> None:
+    def check_token_ids(self, name: str, ids: Iterable[int], param: str | None = None) -> None:
         """Raise INVALID_ARG for token ids outside of the vocabulary; ``name`` denotes ``ids`` in the message."""
         vocabulary = self.engine.vocabulary
         unknown = next((token for token in ids if not 0 <= token < vocabulary), None)
         if unknown is not None:
-            raise invalid(f"{name} has token id {unknown}; the vocabulary of the model has {vocabulary} tokens")
+            raise invalid(f"{name} has token id {unknown}; the vocabulary of the model has {vocabulary} tokens", param)

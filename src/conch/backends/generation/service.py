@@ -309,6 +309,7 @@ class GenerationService:
         if state.request.serial not in self._states:  # cancelled, or its deadline has passed
             return
         if error is not None:
+            error.param = "structured_outputs"
             self._end(state, error, "error")
             return
         state.compiled = compiled

@@ -315,23 +315,26 @@ class TextInterface:
         messages = request.option("messages")
         if (text is None) == (messages is None):
             raise invalid(
-                "either 'text_input' or 'messages' must be given" + (", not both" if text is not None else "")
+                "either 'text_input' or 'messages' must be given" + (", not both" if text is not None else ""),
+                "messages",
             )
         if text is not None:
             prompt = self.tokenizer.encode(text)
             if not prompt:
-                raise invalid("'text_input' is empty: there is nothing to continue")
+                raise invalid("'text_input' is empty: there is nothing to continue", "text_input")
             return text, prompt
         variables = _document(request, "chat_template_kwargs", dict) or {}
         taken = {"self", "messages", "tools"} & set(variables)
         if taken:
-            raise invalid(f"input 'chat_template_kwargs' must not have '{taken.pop()}'")
+            raise invalid(f"input 'chat_template_kwargs' must not have '{taken.pop()}'", "chat_template_kwargs")
         conversation = self.tokenizer.chat(
             _document(request, "messages", list), tools=_document(request, "tools", list), **variables
         )
         prompt = self.tokenizer.encode(conversation, special_tokens=False)
         if not prompt:
-            raise invalid("the chat template makes an empty text of 'messages': there is nothing to continue")
+            raise invalid(
+                "the chat template makes an empty text of 'messages': there is nothing to continue", "messages"
+            )
         return conversation, prompt
 
     def _sampling(
@@ -345,7 +348,7 @@ class TextInterface:
             prompt = prompt[-max(self.limits.remaining(max_tokens), 1) :]
         sampling = self.defaults.sampling(overrides, self.limits.remaining(len(prompt)), chat=chat)
         sampling.bad_words_token_ids = self._token_ids_of_words(sampling.bad_words)
-        self.limits.check(prompt, sampling)
+        self.limits.check(prompt, sampling, "messages" if chat else "text_input")
         return prompt, sampling
 
     def _token_ids_of_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
@@ -354,7 +357,7 @@ class TextInterface:
         Raises INVALID_ARG for too many words.
         """
         if len(words) > _MOST_WORDS:
-            raise invalid(f"'bad_words' has {len(words)} words; at most {_MOST_WORDS} are allowed")
+            raise invalid(f"'bad_words' has {len(words)} words; at most {_MOST_WORDS} are allowed", "bad_words")
         forms = [
             tuple(self.tokenizer.encode(form, special_tokens=False)) for word in words for form in (word, f" {word}")
         ]
@@ -388,7 +391,7 @@ def _document(request: Request, name: str, kind: type) -> Any:
         return None
     document = parsed(f"input '{name}'", text)
     if not isinstance(document, kind):
-        raise invalid(f"input '{name}' must be a JSON {'list' if kind is list else 'object'}")
+        raise invalid(f"input '{name}' must be a JSON {'list' if kind is list else 'object'}", name)
     return document
 
 

@@ -165,7 +165,7 @@ def _with_triton_prefix(error: ConchError) -> ConchError:
     """Prefix the error of a request as Triton's vLLM backend does, except for cancellations and timeouts."""
     if error.code in (Code.CANCELLED, Code.UNAVAILABLE):
         return error
-    return ConchError(f"Error generating stream: {error.message}", error.code)
+    return error.prefixed("Error generating stream: ")
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -216,11 +216,16 @@ class SamplingParams:
         """Return the parameters of sample ``index`` of ``n``, a separate sequence with its own seed."""
         return replace(self, n=1, seed=None if self.seed is None else (self.seed + index) % 2**64)
 
-    def features(self) -> list[Feature]:
-        """Return the engine features that these parameters require, in the order of ``Feature``."""
-        needed = {Feature.BAD_WORDS} if self.bad_words_token_ids else set()
-        needed.update(*(parameter.features(getattr(self, parameter.name)) for parameter in PARAMETERS))
-        return [feature for feature in Feature if feature in needed]
+    def features(self) -> dict[Feature, str]:
+        """Return the engine features that these parameters require, each with a parameter that requires it.
+
+        They have the order of ``Feature``.
+        """
+        needed = {Feature.BAD_WORDS: "bad_words"} if self.bad_words_token_ids else {}
+        for parameter in PARAMETERS:
+            for feature in parameter.features(getattr(self, parameter.name)):
+                needed.setdefault(feature, parameter.name)
+        return {feature: needed[feature] for feature in Feature if feature in needed}
 
 
 #: All parameters in the order of the fields.

@@ -130,6 +130,7 @@ class GenerationResponder(OpenAiResponder):
         self._choices = plan.choices
         self._top = plan.logprobs or 0
         self._stream = plan.stream
+        self._members = plan.members
         super().__init__(exchange, model, inputs, id=self._response.id)
         #: Numbers of the requests whose prompt tokens have been counted.
         self._counted: set[int] = set()
@@ -152,6 +153,13 @@ class GenerationResponder(OpenAiResponder):
                 openai_response.add(index, piece, last=last)
         else:
             self._send(b"".join([openai_response.events(index, piece, last=last) for index, piece in parts]))
+
+    def _fail(self, error: ConchError) -> None:
+        member = self._members.get(error.param or "")
+        if member is not None:
+            error = error.prefixed("")
+            error.param = member
+        super()._fail(error)
 
     def _send(self, events: bytes) -> None:
         exchange = self._exchange

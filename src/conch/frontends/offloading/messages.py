@@ -121,12 +121,11 @@ def _members(*names: str) -> Callable[[Any], Header]:
 
 
 def _error_members(error: ConchError) -> Header:
-    return {"message": clipped(error.message), "code": error.code}
+    return {"message": clipped(error.message), "code": error.code, "param": error.param and clipped(error.param)}
 
 
 def _api_error_members(error: ApiError) -> Header:
-    param = error.param and clipped(error.param)
-    return {**_error_members(error), "param": param, "reason": error.reason}
+    return {**_error_members(error), "reason": error.reason}
 
 
 #: The classes of values: a function that creates one from its members, and one that returns them. Records (data classes

@@ -309,7 +309,7 @@ class _Run:
             self._request.fail(error)
         else:
             where = f"in ensemble '{self._ensemble.signature.name}', "
-            self._request.fail(ConchError(where + error.message, error.code, public=where + error.public))
+            self._request.fail(error.prefixed(where))
         self._cancel_steps()
 
     def _cancel(self, request: InferRequest) -> None:

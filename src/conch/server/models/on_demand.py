@@ -443,7 +443,7 @@ def on_demand_limits(settings: Settings) -> CapacityLimits:
 
 def _again(error: ConchError) -> ConchError:
     """Copy an error for each caller that raises it: a traceback keeps the caller's variables alive."""
-    return ConchError(error.message, error.code, public=error.public)
+    return error.prefixed("")
 
 
 def _failure(name: str, error: Exception) -> ConchError:

@@ -135,11 +135,12 @@ def read_chat(fields: Fields) -> ChatRequest:
     messages = read_messages(fields)
     tools = read_tools(fields)
     stream, include_usage = read_stream(fields)
-    sampling = read_sampling(fields)
+    sampling, members = read_sampling(fields)
     if tools.schema is not None:
         if "structured_outputs" in sampling:
             raise ApiError("'tool_choice' cannot be combined with 'response_format'", "tool_choice")
         sampling["structured_outputs"] = {"json": tools.schema}
+        members["structured_outputs"] = "tools"
     logprobs = _logprobs(fields)
     modalities = fields.take("modalities")
     if modalities not in (None, ["text"]):
@@ -154,6 +155,7 @@ def read_chat(fields: Fields) -> ChatRequest:
         messages=messages,
         tools=tools,
         sampling=sampling,
+        members=members,
         logprobs=logprobs,
         template=orjson.dumps(template) if template else None,
         stream=stream,

@@ -53,7 +53,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
     """Read the members of a completion, except ``model``. Raises ApiError for invalid or unknown ones."""
     prompts = read_texts(fields, "prompt", MAX_PROMPTS)
     stream, include_usage = read_stream(fields)
-    sampling = read_sampling(fields)
+    sampling, members = read_sampling(fields)
     n = sampling.get("n", 1)
     if len(prompts) * n > MAX_PROMPTS:
         raise ApiError(f"{len(prompts)} prompts with n={n} are more than {MAX_PROMPTS} choices", "n")
@@ -68,7 +68,13 @@ def read_completion(fields: Fields) -> CompletionRequest:
     fields.ignore(*IGNORED)
     fields.finish()
     return CompletionRequest(
-        prompts=prompts, sampling=sampling, logprobs=logprobs, echo=echo, stream=stream, include_usage=include_usage
+        prompts=prompts,
+        sampling=sampling,
+        members={**members, PROMPT: "prompt"},
+        logprobs=logprobs,
+        echo=echo,
+        stream=stream,
+        include_usage=include_usage,
     )
 
 

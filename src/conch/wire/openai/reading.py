@@ -28,8 +28,7 @@ class ApiError(ConchError):
     def __init__(
         self, message: str, param: str | None = None, *, code: Code = Code.INVALID_ARG, reason: str | None = None
     ) -> None:
-        super().__init__(message, code)
-        self.param = param
+        super().__init__(message, code, param=param)
         self.reason = reason
 
 
@@ -43,13 +42,14 @@ def error_object(status: int, message: str, param: str | None = None, reason: st
 
 def error_body(status: int, error: ConchError) -> bytes:
     """Return the body of an error response, also used as the data of an event that ends a stream."""
+    param, reason = error.param, None
     if isinstance(error, ApiError):
-        param, reason = error.param, error.reason
+        reason = error.reason
     elif error.code is Code.NOT_FOUND:  # only models are looked up
         param, reason = "model", "model_not_found"
-    else:
+    elif param is None:
         # Workers report input names; these inputs have the names of request members.
-        param, reason = next((name for name in _INPUTS if error.public.startswith(f"input '{name}' ")), None), None
+        param = next((name for name in _INPUTS if error.public.startswith(f"input '{name}' ")), None)
     return text.dumps(error_object(status, error.public, param, reason))
 
 

@@ -195,7 +195,8 @@ class ResponsePlan(ABC):
     """The settings of the response to a chat or completion; small, regardless of the size of the request.
 
     ``choices`` is the number of choices per prompt, ``limit`` is ``max_tokens`` if given, ``logprobs`` the number of
-    alternatives to each token (None: no log-probabilities).
+    alternatives to each token (None: no log-probabilities). ``members`` are the request's names of parameters, where
+    they differ from those of the model.
     """
 
     choices: int
@@ -203,6 +204,7 @@ class ResponsePlan(ABC):
     logprobs: int | None
     stream: bool
     include_usage: bool
+    members: dict[str, str]
 
     @abstractmethod
     def answer(self, model: str) -> OpenAiResponse:

@@ -20,10 +20,11 @@ class Decoding:
     """The common part of chats and completions.
 
     ``sampling`` has the parameters of the request, ``logprobs`` the number of alternatives to each token (None: no
-    log-probabilities).
+    log-probabilities). ``members`` are the request's names of parameters, where they differ from those of the model.
     """
 
     sampling: dict[str, Any]
+    members: dict[str, str]
     logprobs: int | None
     stream: bool
     include_usage: bool
@@ -43,6 +44,7 @@ class Decoding:
             "logprobs": self.logprobs,
             "stream": self.stream,
             "include_usage": self.include_usage,
+            "members": self.members,
         }
 
 
@@ -56,11 +58,15 @@ IGNORED: Final = (
 )  # fmt: skip
 
 
-def read_sampling(fields: Fields) -> dict[str, Any]:
-    """Return the parameters of a request, except log-probabilities, which differ between chats and completions."""
+def read_sampling(fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the parameters of a request, and the request's names of those that have another name for the model.
+
+    Log-probabilities differ between chats and completions and are not among them.
+    """
+    members: dict[str, str] = {}
     options: dict[str, Any] = {
         "n": fields.integer("n", 1, MAX_SAMPLES),
-        "max_tokens": _max_tokens(fields),
+        "max_tokens": _max_tokens(fields, members),
         "temperature": fields.number("temperature", 0, 2),
         "top_p": _top_p(fields),
         "presence_penalty": fields.number("presence_penalty", -2, 2),
@@ -71,13 +77,15 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
     }
     for name in EXTENSIONS:
         options[name] = fields.take(name)
-    structures = [_response_format(fields), options["structured_outputs"]]
-    structures += [_guided(fields, name, kind) for name, kind in _GUIDED.items()]
-    structures = [structure for structure in structures if structure is not None]
+    structures = {"response_format": _response_format(fields), "structured_outputs": options["structured_outputs"]}
+    structures |= {name: _guided(fields, name, kind) for name, kind in _GUIDED.items()}
+    structures = {name: structure for name, structure in structures.items() if structure is not None}
     if len(structures) > 1:
         raise ApiError("only one of response_format and the members for structured output may be given")
-    options["structured_outputs"] = structures[0] if structures else None
-    return {name: value for name, value in options.items() if value is not None}
+    for name, structure in structures.items():
+        members["structured_outputs"] = name
+        options["structured_outputs"] = structure
+    return {name: value for name, value in options.items() if value is not None}, members
 
 
 def read_stream(fields: Fields) -> tuple[bool, bool]:
@@ -94,10 +102,13 @@ def read_stream(fields: Fields) -> tuple[bool, bool]:
     return stream, include_usage
 
 
-def _max_tokens(fields: Fields) -> int | None:
+def _max_tokens(fields: Fields, members: dict[str, str]) -> int | None:
     newer = fields.integer("max_completion_tokens", 1, INT32)
     older = fields.integer("max_tokens", 1, INT32)
-    return newer if newer is not None else older
+    if newer is None:
+        return older
+    members["max_tokens"] = "max_completion_tokens"
+    return newer
 
 
 def _top_p(fields: Fields) -> float | None:

@@ -54,6 +54,11 @@ def description(request: InferRequest, packer: Packer) -> dict[str, Any]:
     return fields
 
 
+def error_of(code: str, message: str, param: str | None = None) -> ConchError:
+    """Return the error of a request that a frame describes."""
+    return ConchError(message, Code[code], param=param)
+
+
 def response_of(
     header: dict[str, Any], unpacker: Unpacker, final: bool, request: InferRequest | None = None
 ) -> InferResponse:
@@ -64,7 +69,7 @@ def response_of(
     error = header.get("error")
     return InferResponse(
         unpacker.unpack(header.get("outputs") or (), None if request is None else request.shared),
-        error=None if error is None else ConchError(error[1], Code[error[0]]),
+        error=None if error is None else error_of(*error),
         final=final,
         parameters=header.get("parameters"),
     )

@@ -19,7 +19,15 @@ from conch.workers.child.channel import Frame
 from conch.workers.child.heartbeat import SIZE, HeartbeatSample, read_heartbeat
 from conch.workers.child.packing import Packer, Unpacker
 from conch.workers.host.bls import ANSWERS, ModelCalls
-from conch.workers.host.execution import Execution, Preparation, description, response_of, responses_of, take_times
+from conch.workers.host.execution import (
+    Execution,
+    Preparation,
+    description,
+    error_of,
+    response_of,
+    responses_of,
+    take_times,
+)
 from conch.workers.host.link import Link
 from conch.workers.host.liveness import (
     DEFAULT_WORKER_TIMEOUTS,
@@ -371,7 +379,7 @@ class WorkerProcess:
         execution.work = header.get("work") or {}
         error = header.get("error")
         if error is not None:
-            self._fail_execution(execution, ConchError(error[1], Code[error[0]]))
+            self._fail_execution(execution, error_of(*error))
             return
         responses = responses_of(header["responses"], unpacker, execution.requests)
         if "rescheduled" in header:

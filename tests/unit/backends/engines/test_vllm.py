@@ -334,6 +334,7 @@ def test_structure_that_vllm_cannot_compile_is_an_invalid_argument() -> None:
     refused, _ = engine.step()
     assert refused.error is not None
     assert (refused.error.code, refused.error.message) == (Code.INVALID_ARG, "vLLM cannot compile this json")
+    assert refused.error.param == "structured_outputs"
     [failed] = engine.step()
     assert failed.error is not None
     assert failed.error.code is Code.INTERNAL
@@ -343,10 +344,10 @@ def test_what_vllm_refuses_is_refused_in_one_sentence() -> None:
     engine = open_engine("vllm", spec())
     with pytest.raises(ConchError, match=r"^temperature must be in \[0, 2\], got 3$") as refused:
         engine.add(EngineRequest(1, [5], Sampling(temperature=3)))
-    assert refused.value.code is Code.INVALID_ARG
+    assert (refused.value.code, refused.value.param) == (Code.INVALID_ARG, "temperature")
     with pytest.raises(ConchError, match=r"^top_p must be in \(0, 1\]$") as refused:
         engine.add(EngineRequest(2, [5], Sampling(top_p=2)))
-    assert refused.value.code is Code.INVALID_ARG
+    assert (refused.value.code, refused.value.param) == (Code.INVALID_ARG, "top_p")
     with pytest.raises(ConchError, match=r"^The decoder prompt \(length 101\) is longer than the maximum$"):
         engine.add(EngineRequest(1, [5] * 101, Sampling()))
     assert not engine.busy

@@ -21,7 +21,7 @@ from conch.wire.openai.sampling import read_sampling
 
 def sampling(**members: Any) -> dict[str, Any]:
     fields = Fields(members)
-    read = read_sampling(fields)
+    read, _ = read_sampling(fields)
     fields.finish()
     return read
 
