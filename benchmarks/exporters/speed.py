@@ -96,8 +96,7 @@ def timed_causal(config: Any, graphs: dict[str, Path], rounds: int) -> Iterator[
     del plain, steps
     settings, prompt = config.to_dict(), ids[0].tolist()
     served = {
-        name: ServedGraph(graph, "fp32", settings, max_text_tokens=256, cache_tokens=1024, threads=THREADS)
-        for name, graph in graphs.items()
+        name: ServedGraph(graph, "fp32", settings, cache_tokens=1024, threads=THREADS) for name, graph in graphs.items()
     }
     yield "served, prefill", in_turns({name: partial(graph.prefill, prompt) for name, graph in served.items()}, rounds)
     yield "served, decode", in_turns({name: partial(decode, graph) for name, graph in served.items()}, rounds)

@@ -1,12 +1,10 @@
 """Compares a language model's variant with the reference by perplexity, next tokens and continuations, and judges it.
 
-Predictions come from the checkpoint's network or from :class:`ServedGraph`, an exported model as the server runs it:
-OpenVINO GenAI's pipeline with a paged KV cache.
+Predictions come from the checkpoint's network or from :class:`ServedGraph`, an exported model as the server runs it.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Array
+from conch.backends.batching.decoder import Chunk
 from conch.backends.generation.engine import EngineSpec
 from conch.convert.evidence import Z
 from conch.convert.libraries import silence_libraries
-from conch.core.sampling.parameters import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +94,7 @@ class CausalTolerance:
 
 
 TOLERANCES: Final[Mapping[str, CausalTolerance]] = {
-    # The same arithmetic in another order: occasional near-ties, after which a continuation differs.  The pipeline's
-    # own log-probabilities differ by 0.014 % for SmolLM2, although its graph matches torch's to 1e-8.
+    # The same arithmetic in another order: occasional near-ties, after which a continuation differs.
     "fp32": CausalTolerance(delta=0.001, top_1=0.99, prefix=0.8),
     # Computed in bf16 if the CPU supports it.
     "fp16": CausalTolerance(delta=0.02, top_1=0.97, prefix=0.3),
@@ -164,100 +161,83 @@ def reasons(precision: str, figures: CausalAgreement) -> tuple[str, ...]:
     return tuple(missed)
 
 
-# The pipeline of a served graph is that of the server's engine, created with the same settings.
+# A served graph runs on the decoder of the server's engine, created with the same settings.
 
 
 #: The engine's dtype by precision; for other precisions the engine chooses.
 DTYPES: Final[Mapping[str, str]] = {"fp32": "float32"}
 
 
-def spec_of(graph: Path, precision: str, config: Mapping[str, Any], threads: int) -> EngineSpec:
-    """Return the server engine's specification of a variant, without the size of its cache."""
+def spec_of(
+    graph: Path, precision: str, config: Mapping[str, Any], threads: int, *, cache_tokens: int = 0
+) -> EngineSpec:
+    """Return the server engine's specification of a variant."""
     dtype = DTYPES.get(precision, "auto")
-    return EngineSpec(graph.parent, config, (), threads=threads, dtype=dtype, prefix_caching=False)
+    return EngineSpec(graph.parent, config, (), threads=threads, dtype=dtype, cache_tokens=cache_tokens)
 
 
 class ServedGraph:
-    """The pipeline of one exported graph, which is in its own folder.
+    """An exported graph, which is in its own folder, as the server runs it.
 
-    ``max_text_tokens`` is the maximum length of a text; ``cache_tokens`` is the maximum number of tokens of all
-    concurrent texts.
+    ``cache_tokens`` is the maximum number of tokens of all concurrent texts.
     """
 
     def __init__(
-        self,
-        graph: Path,
-        precision: str,
-        config: Mapping[str, Any],
-        *,
-        max_text_tokens: int,
-        cache_tokens: int,
-        threads: int = 0,
+        self, graph: Path, precision: str, config: Mapping[str, Any], *, cache_tokens: int, threads: int = 0
     ) -> None:
-        import openvino_genai
+        from conch.backends.engines.openvino.decoder import OpenVinoDecoder
 
-        from conch.backends.engines.openvino import pipelines
-        from conch.backends.engines.openvino.pipelines import BLOCK, Precision
+        # Whole blocks, so that the last tokens have room.
+        cache_tokens += OpenVinoDecoder.block_tokens
+        with silence_libraries():
+            self.decoder = OpenVinoDecoder(spec_of(graph, precision, config, threads, cache_tokens=cache_tokens))
 
-        spec = spec_of(graph, precision, config, threads)
-        with silence_libraries(), tempfile.TemporaryDirectory() as empty:
-            precision_of_cpu = Precision.of(spec, pipelines.capabilities())
-            # Inputs and outputs are token ids, so no tokenizer is needed.
-            no_tokenizer: Any = openvino_genai.Tokenizer(empty)
-            self.pipeline = pipelines.pipeline(
-                spec, no_tokenizer, precision_of_cpu, cache_tokens // BLOCK + 64, max(256, max_text_tokens)
-            )
-        self.number = 0
-
-    def logprobs(self, ids: Sequence[int]) -> Array:
-        """Return the natural log-probability of each token after the first."""
-        handle = self._add(ids, 1, echo=True)
-        self._run()
-        [response] = handle.read_all()
-        # The first token has no predecessor, and the last is the generated one.
-        return np.array(response.generated_log_probs[1 : len(ids)], np.float64)
+    def logits(self, ids: Array) -> Array:
+        """Return FP32 ``[rows, tokens, vocabulary]`` for INT64 ids ``[rows, tokens]``."""
+        rows, tokens = ids.shape
+        return self._run([(0, row) for row in ids.tolist()], wanted=tokens).reshape(rows, tokens, -1)
 
     def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         """Return the most likely next ``count`` tokens of each prompt, in one batch; no token ends a continuation."""
-        handles = [self._add(prompt, count) for prompt in prompts]
-        self._run()
-        return [list(handle.read_all()[0].generated_ids) for handle in handles]
+        tokens, _ = self._continue(prompts, count)
+        return tokens
 
     def prefill(self, prompt: Sequence[int]) -> float:
         """Return the time from a prompt to its first token (s)."""
-        handle = self._add(prompt, 1)
-        before = time.perf_counter()
-        self._run()
-        seconds = time.perf_counter() - before
-        handle.read_all()
+        _, [seconds] = self._continue([prompt], 1)
         return seconds
 
     def decode(self, prompts: Sequence[Sequence[int]], count: int) -> list[float]:
         """Return the time of each of ``count`` decoding steps (s) for prompts of equal length in one batch."""
-        handles = [self._add(prompt, count + 1) for prompt in prompts]
-        self.pipeline.step()
+        _, seconds = self._continue(prompts, count + 1)
+        return seconds[1:]
+
+    def _continue(self, prompts: Sequence[Sequence[int]], count: int) -> tuple[list[list[int]], list[float]]:
+        """Return the most likely next ``count`` tokens of each prompt, and the time of each step (s)."""
+        read, new = [0] * len(prompts), [list(prompt) for prompt in prompts]
+        # The blocks of a sequence do not change.
+        room = max(len(prompt) + count for prompt in prompts)
+        tokens: list[list[int]] = [[] for _ in prompts]
         seconds = []
-        while self.pipeline.has_non_finished_requests():
+        for _ in range(count):
             before = time.perf_counter()
-            self.pipeline.step()
+            chosen = self._run(list(zip(read, new, strict=True)), room=room).argmax(-1).tolist()
             seconds.append(time.perf_counter() - before)
-        for handle in handles:
-            handle.read_all()
-        return seconds
+            read = [start + len(ids) for start, ids in zip(read, new, strict=True)]
+            new = [[token] for token in chosen]
+            for made, token in zip(tokens, chosen, strict=True):
+                made.append(token)
+        return tokens, seconds
 
-    def _add(self, ids: Sequence[int], count: int, *, echo: bool = False) -> Any:
-        import openvino
+    def _run(self, sequences: Sequence[tuple[int, list[int]]], *, wanted: int = 1, room: int = 0) -> Array:
+        """Return the logits after the last ``wanted`` tokens of each sequence.
 
-        from conch.backends.engines.openvino.generation_config import generation_config
-
-        logprobs = 0 if echo else None
-        config = generation_config(
-            SamplingParams(max_tokens=count, temperature=0, ignore_eos=True, logprobs=logprobs), eos_ids=()
-        )
-        config.echo = echo
-        self.number += 1
-        return self.pipeline.add_request(self.number, openvino.Tensor(np.array([ids], np.int64)), config)
-
-    def _run(self) -> None:
-        while self.pipeline.has_non_finished_requests():
-            self.pipeline.step()
+        A sequence has a number of tokens that the cache holds, and new tokens; each may have ``room`` tokens in all.
+        """
+        size = self.decoder.block_tokens
+        each = -(-max(room, *(start + len(ids) for start, ids in sequences)) // size)
+        chunks = []
+        for slot, (start, ids) in enumerate(sequences):
+            used = -(-(start + len(ids)) // size)
+            chunks.append(Chunk(slot, start, ids, wanted, range(slot * each, slot * each + used)))
+        return self.decoder.run(chunks)

@@ -23,7 +23,7 @@ from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.convert import evidence, sentences
 from conch.convert.causal import agreement, export
 from conch.convert.causal.agreement import Predictions, ServedGraph, shared_prefix
-from conch.convert.causal.export import CausalNetwork, StatefulGraph, load
+from conch.convert.causal.export import CausalNetwork, load
 from conch.convert.conversion import Conversion, Progress, kept, shortened
 from conch.convert.footprint import Opening
 from conch.convert.libraries import describe_error, silence_libraries
@@ -331,29 +331,12 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         return BuiltVariant(name, "openvino", precision, file, copies, made_from)
 
     def evaluate(self, variant: BuiltVariant) -> tuple[CausalNetwork | ServedGraph, Predictions]:
-        """Evaluate a variant.
-
-        For an export, next tokens come from the graph, everything else from the serving pipeline.
-        """
+        """Evaluate a variant; an export runs as on the server."""
         count = continuation_tokens(self.context)
-        if variant.path is None:
-            scores = [score(self.network.logits(np.array([text]))[0], text) for text in self.texts.compared]
-            logprobs, next_tokens = map(list, zip(*scores, strict=True))
-            return self.network, Predictions(logprobs, next_tokens, self.network.greedy(self.texts.prompts, count))
-        next_tokens = self._next_tokens(variant.path)
-        with silence_libraries():
-            served = self._open(variant.path, variant.precision, count)
-        logprobs = [served.logprobs(text) for text in self.texts.compared]
-        return served, Predictions(logprobs, next_tokens, served.greedy(self.texts.prompts, count))
-
-    def _next_tokens(self, file: Path) -> list[Array]:
-        graph, next_tokens = StatefulGraph(file, self.plan.threads), []
-        for text in self.texts.compared:
-            graph.reset()
-            logits = graph.run(np.array([text]))[0, :-1]
-            # numpy's argmax treats the first NaN as the largest number; -1 matches no token.
-            next_tokens.append(np.where(np.isfinite(logits).all(-1), logits.argmax(-1), -1))
-        return next_tokens
+        network = self.network if variant.path is None else self._open(variant.path, variant.precision, count)
+        scores = [score(network.logits(np.array([text]))[0], text) for text in self.texts.compared]
+        logprobs, next_tokens = map(list, zip(*scores, strict=True))
+        return network, Predictions(logprobs, next_tokens, network.greedy(self.texts.prompts, count))
 
     def opening(self, variant: BuiltVariant) -> Opening:
         prompt = self.texts.stream(max(shape.tokens for shape in self.shapes))
@@ -367,12 +350,11 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         return ServedGraph(file, precision, self.checkpoint.config, **self._sizes(count))
 
     def _sizes(self, count: int) -> dict[str, int]:
-        """Return the sizes of a pipeline that continues the prompts by ``count`` tokens and is measured."""
+        """Return the sizes of a served graph that continues the prompts by ``count`` tokens and is measured."""
         batch = max(shape.batch for shape in self.shapes)
         longest = max(self.texts.max_tokens, *(shape.tokens for shape in self.shapes))
         prompts = len(self.texts.prompts) * (PROMPT_TOKENS + count + 64)
         return {
-            "max_text_tokens": longest,
             "cache_tokens": max(longest, batch * (DECODED_FROM + DECODING_STEPS + 64), prompts),
             "threads": self.plan.threads,
         }
@@ -404,7 +386,7 @@ def read_with_torch(checkpoint: Checkpoint, prompt: Sequence[int]) -> CausalNetw
 def read_with_graph(
     prompt: Sequence[int], file: Path, precision: str, config: Mapping[str, Any], **sizes: int
 ) -> ServedGraph:
-    """Return the pipeline of an export after it has processed a prompt."""
+    """Return an export, as the server runs it, after it has processed a prompt."""
     served = ServedGraph(file, precision, config, **sizes)
     served.prefill(prompt)
     return served
@@ -453,5 +435,7 @@ def score(logits: Array, text: Sequence[int]) -> tuple[Array, Array]:
     shifted = before - before.max(-1, keepdims=True)
     norm = np.log(np.exp(shifted).sum(-1))
     positions = np.arange(len(text) - 1)
+    # numpy's argmax treats the first NaN as the largest number; -1 matches no token.
+    next_tokens = np.where(np.isfinite(before).all(-1), before.argmax(-1), -1)
     # Lower values are indistinguishable from a probability of zero.
-    return np.maximum(shifted[positions, list(text[1:])] - norm, -1e4), before.argmax(-1)
+    return np.maximum(shifted[positions, list(text[1:])] - norm, -1e4), next_tokens

@@ -12,7 +12,7 @@ import pytest
 
 from conch.backends.engines.openvino.generation_config import stop_tokens
 from conch.backends.engines.openvino.grammars import GrammarValidator
-from conch.backends.engines.openvino.pipelines import Precision, cache_blocks
+from conch.backends.engines.openvino.precision import Precision, cache_blocks
 from conch.backends.generation.engine import EngineRequest, EngineSpec
 from conch.backends.generation.generation_backend import open_engine
 from conch.checkpoints.gguf import read_gguf
@@ -76,10 +76,9 @@ def test_arithmetic_that_there_is_not_is_refused(tmp_path: Path, dtype: str) -> 
 
 
 def test_the_cache_is_what_is_wanted_or_what_the_sequences_need(tmp_path: Path) -> None:
-    precision = Precision("f32", "f16")
-    assert cache_blocks(spec(tmp_path, cache_tokens=100), precision, 8, 2048) == 3
-    assert cache_blocks(spec(tmp_path), precision, 2, 64) == 4
-    assert cache_blocks(spec(tmp_path), precision, 10**6, 64) < 10**6 * 2
+    assert cache_blocks(spec(tmp_path, cache_tokens=100), 23040, 8, 2048) == 3
+    assert cache_blocks(spec(tmp_path), 23040, 2, 64) == 4
+    assert cache_blocks(spec(tmp_path), 23040, 10**6, 64) < 10**6 * 2
 
 
 def test_what_ends_a_sequence() -> None:

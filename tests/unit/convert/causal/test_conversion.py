@@ -13,7 +13,7 @@ pytest.importorskip("openvino_genai")
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
-from conch.backends.engines.openvino.pipelines import Precision
+from conch.backends.engines.openvino.precision import Precision
 from conch.backends.generation.generation_backend import choose_engine
 from conch.backends.generation.options import engine_spec
 from conch.checkpoints.folder import Checkpoint

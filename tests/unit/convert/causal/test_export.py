@@ -76,12 +76,11 @@ def test_an_export_says_in_the_serving_pipeline_what_torch_says(config: PreTrain
     file = write_weights(export(made), tmp_path / "openvino-fp32", "fp32", [])
     prompts = np.random.default_rng(7).integers(2, 99, (2, 12)).tolist()
 
-    served = ServedGraph(file, "fp32", config.to_dict(), max_text_tokens=64, cache_tokens=512, threads=1)
+    served = ServedGraph(file, "fp32", config.to_dict(), cache_tokens=512, threads=1)
 
     assert served.greedy(prompts, 20) == made.greedy(prompts, 20)
     text = prompts[0]
-    expected = torch.log_softmax(torch.from_numpy(made.logits(np.array([text]))[0]), -1).numpy()
-    np.testing.assert_allclose(served.logprobs(text), expected[np.arange(11), text[1:]], atol=1e-3)
+    np.testing.assert_allclose(served.logits(np.array([text])), made.logits(np.array([text])), atol=1e-3)
     assert len(served.decode(prompts, 3)) == len(made.decode(prompts, 3)) == 3
     assert served.prefill(text) > 0 and made.prefill(text) > 0
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from conch.backends.engines.openvino.generation_config import generation_config
 from conch.backends.engines.openvino.grammars import GrammarValidator, check_structure
-from conch.backends.engines.openvino.pipelines import BLOCK, Precision, cache_blocks, capabilities, pipeline, tokenizer
+from conch.backends.engines.openvino.pipelines import pipeline, tokenizer
+from conch.backends.engines.openvino.precision import BLOCK, Precision, cache_blocks, capabilities
 from conch.backends.generation.engine import (
     EngineRequest,
     EngineSpec,
@@ -24,6 +25,7 @@ from conch.backends.generation.engine import (
     GenerationEngine,
     Progress,
     TokenLogprobs,
+    kv_token_bytes,
 )
 from conch.core.errors import unavailable, unsupported
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature
@@ -206,9 +208,9 @@ class OpenVinoGenAIEngine(GenerationEngine):
         context = spec.context or int(spec.config["max_position_embeddings"])
         precision = Precision.of(spec, capabilities())
         self.precision = f"{precision.arithmetic} (KV cache {precision.cache})"
-        self.token_bytes = precision.token_bytes(spec.config)
+        self.token_bytes = kv_token_bytes(spec.config, 4 if precision.exact else 2)
         self.adapters = tuple(spec.adapters)
-        blocks = max(1, cache_blocks(spec, precision, self.max_sequences, context) // (1 + len(spec.adapters)))
+        blocks = max(1, cache_blocks(spec, self.token_bytes, self.max_sequences, context) // (1 + len(spec.adapters)))
         self.cache_tokens = blocks * BLOCK * (1 + len(spec.adapters))
         self.context = min(context, blocks * BLOCK)
         batched = max(spec.max_batched_tokens or BATCHED, self.max_sequences)

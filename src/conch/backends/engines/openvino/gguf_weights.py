@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +17,8 @@ import numpy.typing as npt
 from conch.backends.graphs.openvino import reason
 from conch.checkpoints.gguf import DECODERS, Blocks, GgufFile, TensorInfo, read_blocks, type_name
 from conch.core.errors import ConchError, invalid
+from conch.machine import extras
+from conch.machine.temporary import TemporaryFolder
 
 #: A device that does not exist. GenAI writes the graph before it compiles it, so this skips the compilation.
 _NO_DEVICE: Final = "NONE"
@@ -27,32 +28,34 @@ _FLOATS: Final[Mapping[str, Any]] = {"F32": np.float32, "F16": np.float16}
 Floats = npt.NDArray[np.float32]
 
 
-def write_graph(file: GgufFile, tokenizer: Any, scratch: Path) -> Path:
-    """Write the graph of a GGUF file, with the file's own weights; returns its folder in ``scratch``.
+def gguf_graph(file: GgufFile) -> Any:
+    """Return the graph of a GGUF file, with the file's own weights.
 
-    Raises INVALID_ARG if GenAI cannot load the file, or if the weights of its graph cannot be matched to the file.
+    Raises INVALID_ARG if GenAI cannot load the file, or if the weights of its graph cannot be matched to the file, and
+    UNSUPPORTED if GenAI is not installed.
     """
+    extras.require("a GGUF file on engine 'openvino'", "openvino_genai")
     import openvino
     import openvino_genai
 
-    generated, corrected = scratch / "made", scratch / "corrected"
-    for folder in (generated, corrected):
-        folder.mkdir()
-    link = generated / file.path.name
-    link.symlink_to(file.path.resolve())
-    written = generated / _GRAPH
-    settings: Any = {"enable_save_ov_model": True}
-    try:
-        openvino_genai.LLMPipeline(link, tokenizer, _NO_DEVICE, **settings)
-    except RuntimeError as error:
-        if not written.is_file():
-            raise invalid(f"engine 'openvino' cannot load {file.path}: {reason(error)}") from None
-    core: Any = openvino.Core()
-    model = core.read_model(written)
-    if not correct(model, file):
-        return generated
-    openvino.save_model(model, corrected / _GRAPH, compress_to_fp16=False)
-    return corrected
+    with TemporaryFolder() as scratch:
+        # The folder of a tokenizer that GenAI does not need, since no text is generated.
+        (scratch / "tokenizer").mkdir()
+        link = scratch / file.path.name
+        link.symlink_to(file.path.resolve())
+        written = scratch / _GRAPH
+        settings: Any = {"enable_save_ov_model": True}
+        try:
+            no_tokenizer: Any = openvino_genai.Tokenizer(scratch / "tokenizer")
+            openvino_genai.LLMPipeline(link, no_tokenizer, _NO_DEVICE, **settings)
+        except RuntimeError as error:
+            if not written.is_file():
+                raise invalid(f"engine 'openvino' cannot load {file.path}: {reason(error)}") from None
+        core: Any = openvino.Core()
+        # The model maps the file, which may be removed after that.
+        model = core.read_model(written)
+        correct(model, file)
+        return model
 
 
 def correct(model: Any, file: GgufFile) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.engines.openvino.generation_config import structured_output
-from conch.backends.engines.openvino.pipelines import BLOCK
+from conch.backends.engines.openvino.precision import BLOCK
 from conch.backends.generation.compilation import COMPILING, ThreadGroup
 from conch.backends.graphs.openvino import reason
 from conch.core.errors import invalid, unsupported

@@ -12,95 +12,20 @@ import logging
 import math
 import re
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.engines.openvino.gguf_weights import write_graph
-from conch.backends.generation.engine import EngineSpec, kv_token_bytes
+from conch.backends.engines.openvino.gguf_weights import gguf_graph
+from conch.backends.engines.openvino.precision import Precision
+from conch.backends.generation.engine import EngineSpec
 from conch.backends.graphs.openvino import reason
 from conch.checkpoints.tokenizers.fast import token_bytes
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError, invalid
-from conch.machine.facts import usable_cores
-from conch.machine.memory import free_memory
 from conch.machine.temporary import TemporaryFolder
-
-#: Tokens per block of the KV cache; fixed in OpenVINO's CPU plug-in.
-BLOCK: Final = 32
-#: The default cache holds this many tokens per sequence, limited to 1 / ``PART_OF_MEMORY`` of the free memory.
-TOKENS_EACH: Final = 4096
-PART_OF_MEMORY: Final = 8
-_QUANTISED: Final = re.compile(rb'element_type="[iu][48]"')
-_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """Number formats with OpenVINO's names; ``exact`` disables quantised activations."""
-
-    arithmetic: str
-    cache: str
-    exact: bool = False
-
-    @classmethod
-    def of(cls, spec: EngineSpec, capabilities: tuple[str, ...]) -> Precision:
-        """Choose the formats for ``spec.dtype`` on a CPU with these ``capabilities`` (OpenVINO's names).
-
-        With ``auto``, quantised weights are multiplied in int8, which decodes small batches 1.5 times as fast as bf16,
-        even with AMX, and agrees with float32 about as often. Other weights use bf16 if the CPU supports it. The cache
-        has 16 bits per number, with which greedy tokens equalled those of float32; with OpenVINO's default of 8 bits
-        they did not. Raises INVALID_ARG for an unsupported dtype.
-        """
-        if spec.dtype == "float32":
-            return cls("f32", "f32", exact=True)
-        if spec.dtype == "bfloat16":
-            if "BF16" not in capabilities:
-                raise invalid("dtype 'bfloat16': this CPU does not compute in it")
-            return cls("bf16", "bf16")
-        if spec.dtype != "auto":
-            raise invalid(f"dtype '{spec.dtype}': engine 'openvino' computes in float32 or bfloat16")
-        if "BF16" in capabilities and not quantised(spec):
-            return cls("bf16", "bf16")
-        return cls("f32", "f16")
-
-    def token_bytes(self, config: Mapping[str, Any]) -> int:
-        """Return the bytes per token in the KV cache of a network with this configuration."""
-        return kv_token_bytes(config, _BYTES[self.cache])
-
-    def properties(self, threads: int) -> dict[str, Any]:
-        """Return OpenVINO's properties for compiling a model; 0 ``threads`` means all usable cores."""
-        threads = threads or usable_cores()
-        chosen = {
-            "INFERENCE_PRECISION_HINT": self.arithmetic,
-            "KV_CACHE_PRECISION": self.cache,
-            "INFERENCE_NUM_THREADS": threads,
-            # Pinned threads of two models, or of a model and the server, would compete for the same cores.
-            "ENABLE_CPU_PINNING": False,
-            "sampler_num_threads": threads,
-        }
-        return {**chosen, "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0} if self.exact else chosen
-
-
-def quantised(spec: EngineSpec) -> bool:
-    """Whether the weights have fewer than 16 bits per number."""
-    if spec.gguf is not None:
-        return spec.gguf.quantised
-    return _QUANTISED.search((spec.directory / "openvino_model.xml").read_bytes()) is not None
-
-
-def cache_blocks(spec: EngineSpec, precision: Precision, sequences: int, context: int) -> int:
-    """Return the number of blocks in the KV cache; ``context`` is the length limit of a sequence (tokens)."""
-    if spec.cache_tokens:
-        return max(1, spec.cache_tokens // BLOCK)
-    sequence_tokens = min(context, TOKENS_EACH)
-    free = free_memory().available
-    fitting = free // PART_OF_MEMORY // precision.token_bytes(spec.config)
-    return -(-max(sequence_tokens, min(sequences * sequence_tokens, fitting)) // BLOCK)
-
 
 #: The files of a tokenizer in OpenVINO format, next to the graph.
 TOKENIZER: Final = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
@@ -226,14 +151,6 @@ def _check_layers(file: Path, graph: str) -> None:
 _logger = logging.getLogger(__name__)
 
 
-def capabilities() -> tuple[str, ...]:
-    """Return OpenVINO's names of the number formats that the CPU supports."""
-    import openvino
-
-    core: Any = openvino.Core()
-    return tuple(map(str, core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")))
-
-
 def pipeline(
     spec: EngineSpec, tokenizer: Any, precision: Precision, blocks: int, batched: int, adapter: Path | None = None
 ) -> Any:
@@ -241,6 +158,7 @@ def pipeline(
 
     Raises INVALID_ARG for a model or adapter that cannot be loaded.
     """
+    import openvino
     import openvino_genai
 
     scheduler: Any = openvino_genai.SchedulerConfig()
@@ -249,10 +167,14 @@ def pipeline(
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = spec.prefix_caching
     properties = precision.properties(spec.threads)
+    properties["sampler_num_threads"] = properties["INFERENCE_NUM_THREADS"]
     if adapter is not None:
         properties["adapters"] = lora(adapter, spec.directory / "openvino_model.xml")
     with TemporaryFolder() as scratch:
-        folder = spec.directory if spec.gguf is None else write_graph(spec.gguf, tokenizer, scratch)
+        folder = spec.directory
+        if spec.gguf is not None:
+            folder = scratch
+            openvino.save_model(gguf_graph(spec.gguf), scratch / "openvino_model.xml", compress_to_fp16=False)
         try:
             return openvino_genai.ContinuousBatchingPipeline(folder, tokenizer, scheduler, "CPU", **properties)
         except RuntimeError as error:
