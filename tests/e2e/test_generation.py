@@ -401,7 +401,7 @@ def test_metrics_have_vllms_names(server: ConchServer) -> None:
         "vllm:num_requests_waiting",
         "vllm:kv_cache_usage_perc",
     ):
-        assert f'{name}{{model="llama",version="1"' in page, name
+        assert f'{name}{{model="llama",version="1",model_name="llama"' in page, name
 
 
 def test_a_model_ends_what_it_has_begun_before_it_is_unloaded(server: ConchServer, background: Background) -> None:

@@ -34,10 +34,19 @@ T = TypeVar("T")
 
 
 class _Source(Generic[T]):
-    """A source of samples. Models for which ``get`` returns None are omitted."""
+    """A source of samples. Models for which ``get`` returns None are omitted.
 
-    def __init__(self, get: Callable[[Registered], T | None]) -> None:
+    ``name_label`` is a further label with the name of the model.
+    """
+
+    def __init__(self, get: Callable[[Registered], T | None], name_label: str = "") -> None:
         self._get = get
+        self._name_label = name_label
+
+    def text(self, model: Registered, **more: str) -> str:
+        """Format the labels of a sample."""
+        named = {self._name_label: model.statistics.name} if self._name_label else {}
+        return model.text(**named, **more)
 
     def value(self, read: Callable[[T], float]) -> Read:
         """Return a reader of one number per model."""
@@ -45,7 +54,7 @@ class _Source(Generic[T]):
         def samples(model: Registered) -> Iterator[MetricSample]:
             source = self._get(model)
             if source is not None:
-                yield MetricSample(model.text(), read(source))
+                yield MetricSample(self.text(model), read(source))
 
         return samples
 
@@ -61,10 +70,10 @@ class _Source(Generic[T]):
             if source is None:
                 return
             histogram = choose(source)
-            yield MetricSample(model.text(), histogram.count, "_count")
-            yield MetricSample(model.text(), histogram.sum, "_sum")
+            yield MetricSample(self.text(model), histogram.count, "_count")
+            yield MetricSample(self.text(model), histogram.sum, "_sum")
             for bound, count in zip([*map(number, histogram.bounds), "+Inf"], histogram.cumulative(), strict=True):
-                yield MetricSample(model.text(le=bound), count, "_bucket")
+                yield MetricSample(self.text(model, le=bound), count, "_bucket")
 
         return samples
 
@@ -76,10 +85,10 @@ class _Source(Generic[T]):
             if source is None:
                 return
             summary = choose(source)
-            yield MetricSample(model.text(), summary.count, "_count")
-            yield MetricSample(model.text(), summary.sum, "_sum")
+            yield MetricSample(self.text(model), summary.count, "_count")
+            yield MetricSample(self.text(model), summary.sum, "_sum")
             for rank, value in zip(model.quantiles, summary.quantiles(model.quantiles), strict=True):
-                yield MetricSample(model.text(quantile=number(rank)), value)
+                yield MetricSample(self.text(model, quantile=number(rank)), value)
 
         return samples
 
@@ -87,7 +96,8 @@ class _Source(Generic[T]):
 _statistics: Final = _Source(lambda model: model.statistics)
 _cache: Final = _Source(lambda model: model.statistics if model.cached else None)
 _work: Final = _Source(lambda model: model.statistics.work)
-_generation: Final = _Source(lambda model: model.statistics.generation)
+#: vLLM's dashboards select models by their label.
+_generation: Final = _Source(lambda model: model.statistics.generation, "model_name")
 _first_response: Final = _Source(lambda model: model.statistics.first_response)
 _summaries: Final = _Source(lambda model: model.statistics.summaries)
 _cache_summaries: Final = _Source(lambda model: model.statistics.summaries if model.cached else None)
@@ -106,13 +116,13 @@ def _memory(model: Registered) -> Iterator[MetricSample]:
 
 def _waiting(model: Registered) -> Iterator[MetricSample]:
     if model.statistics.generation is not None:
-        yield MetricSample(model.text(), len(model.statistics.queue) + model.statistics.generation.waiting)
+        yield MetricSample(_generation.text(model), len(model.statistics.queue) + model.statistics.generation.waiting)
 
 
 def _finished(model: Registered) -> Iterator[MetricSample]:
     if model.statistics.generation is not None:
         for reason, count in model.statistics.generation.reasons.items():
-            yield MetricSample(model.text(finished_reason=reason), count)
+            yield MetricSample(_generation.text(model, finished_reason=reason), count)
 
 
 def _counter(name: str, help: str, read: Read) -> tuple[Metric, Read]:
