@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,13 +47,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def repository(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``llama`` as in Triton's examples, ``broken`` with an argument that vLLM refuses."""
+    """``llama`` as in Triton's examples, and models with arguments that are refused."""
     folder = tmp_path_factory.mktemp("repository")
-    for name, arguments in (("llama", {"max_num_seqs": 8}), ("broken", {"tensor_parallel_size": 3})):
+    models = {
+        "llama": {"max_num_seqs": 8},
+        "broken": {"tensor_parallel_size": 3},
+        "misspelt": {"enforce_eagre": True},
+        "unscaled": {"rope_theta": 1e6},
+    }
+    for name, arguments in models.items():
         version = folder / name / "1"
         version.mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(config(name))
         given = {"model": str(checkpoint), "dtype": "float32", "enforce_eager": True, "disable_log_requests": True}
+        given |= {"disable_log_stats": True, "swap_space": 4}
         (version / "model.json").write_text(json.dumps(given | arguments))
     return folder
 
@@ -82,9 +90,10 @@ def structured(**structure: Any) -> dict[str, Any]:
     return {"sampling_parameters": {"temperature": 0, "max_tokens": 32, "structured_outputs": structure}}
 
 
-def running(server: ConchServer) -> float:
+def metric(server: ConchServer, name: str) -> float:
     lines = get(server.metrics, "/metrics").body.decode().splitlines()
-    [line] = [line for line in lines if line.startswith("vllm:num_requests_running{")]
+    [line] = [line for line in lines if line.startswith(f"vllm:{name}{{")]
+    assert 'model="llama"' in line and 'model_name="llama"' in line
     return float(line.rpartition(" ")[2])
 
 
@@ -149,7 +158,7 @@ def test_openai_client_gets_a_response_and_may_disconnect(server: ConchServer) -
     )
     next(iter(stream))
     stream.close()
-    eventually(lambda: running(server) == 0, "the end of a stream whose client has gone")
+    eventually(lambda: metric(server, "num_requests_running") == 0, "the end of a stream whose client has gone")
 
 
 @pytest.mark.parametrize(
@@ -206,11 +215,32 @@ def test_output_fits_its_structure_after_requests_with_other_structures(server: 
         assert fits(reply.json()["text_output"]), (structure, reply.json()["text_output"])
 
 
-def test_load_fails_with_an_argument_that_vllm_refuses(server: ConchServer) -> None:
-    reply = load(server, "broken")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken", "must be divisible by tensor parallel size (3)"),
+        ("misspelt", "'enforce_eagre' is not known; did you mean 'enforce_eager'?"),
+        ("unscaled", "no longer has the engine argument 'rope_theta'; its successor is 'hf_overrides'"),
+    ],
+)
+def test_load_fails_with_an_argument_that_is_refused(server: ConchServer, name: str, message: str) -> None:
+    reply = load(server, name)
     assert reply.status == 400
-    assert "must be divisible by tensor parallel size (3)" in reply.error
+    assert message in reply.error
     assert "pydantic" not in reply.error
+
+
+def test_argument_that_vllm_no_longer_has_is_ignored_with_a_warning(server: ConchServer) -> None:
+    warning = r"model 'llama': vllm \S+ no longer has the engine argument 'swap_space': it is ignored"
+    assert re.search(warning, server.log.read_text())
+
+
+def test_prefix_metrics_do_not_depend_on_vllms_log(server: ConchServer) -> None:
+    before = metric(server, "prefix_cache_hits_total")
+    for _ in range(2):
+        assert generate(server, text_input="the " * 200, parameters={"temperature": 0}).status == 200
+    assert metric(server, "prefix_cache_hits_total") > before
+    assert metric(server, "prefix_cache_queries_total") > 0
 
 
 def test_killed_engine_is_restarted(server: ConchServer) -> None:

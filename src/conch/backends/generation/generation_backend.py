@@ -131,6 +131,8 @@ class GenerationBackend(BackendBase):
         if self._compile_seconds <= 0:
             raise invalid(f"parameter 'structured_output_timeout' is {self._compile_seconds:g}; it must be more than 0")
         engine = open_engine(name, spec)
+        for warning in engine.warnings:
+            self.warn_of(warning)
         if checkpoint.options.verify_on_load:
             prompts = [tokenizer.encode(text) for text in _EXAMPLES]
             engine.verify([prompt for prompt in prompts if prompt])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.base.arrays import Request, Result
+from conch.backends.engines.vllm.arguments import FORMER_ARGUMENTS
 from conch.backends.generation.options import GENERATION_PARAMETERS, ServingOptions
 from conch.backends.generation.sampling import Defaults, UnknownAdapter
 from conch.backends.generation.service import ResponseBuilder
@@ -48,22 +49,20 @@ PARAMETERS: Final = ParameterTable(
 ENGINE_ARGUMENTS: Final = ParameterTable(
     "vllm",
     accepted=frozenset({
-        *_PARAMETERS, "block_size", "code_revision", "compilation_config", "config_format", "cpu_offload_gb",
-        "data_parallel_size", "data_parallel_size_local", "device", "disable_custom_all_reduce", "disable_log_requests",
+        *_PARAMETERS, *FORMER_ARGUMENTS,
+        "block_size", "code_revision", "compilation_config", "config_format", "cpu_offload_gb",
+        "data_parallel_size", "data_parallel_size_local", "disable_custom_all_reduce", "disable_log_requests",
         "disable_log_stats", "ec_transfer_config", "max_num_scheduled_tokens", "weight_transfer_config",
         "distributed_executor_backend", "enable_chunked_prefill", "enable_expert_parallel", "enable_lora",
         "enable_log_requests", "enable_sleep_mode", "enforce_eager", "fully_sharded_loras", "generation_config",
-        "gpu_memory_utilization", "guided_decoding_backend", "hf_overrides", "hf_token", "kv_cache_dtype",
-        "kv_cache_memory_bytes", "kv_transfer_config", "limit_mm_per_prompt", "load_format", "logprobs_mode",
-        "lora_dtype", "lora_extra_vocab_size", "max_cpu_loras", "max_context_len_to_capture", "max_logprobs",
-        "max_long_partial_prefills", "max_lora_rank", "max_loras", "max_num_partial_prefills",
-        "max_parallel_loading_workers", "max_seq_len_to_capture", "mm_processor_kwargs", "model_impl",
-        "model_loader_extra_config", "num_gpu_blocks_override", "num_lookahead_slots", "num_scheduler_steps",
-        "num_speculative_tokens", "override_generation_config", "pipeline_parallel_size", "preemption_mode",
-        "quantization", "reasoning_parser", "rope_scaling", "rope_theta", "runner", "scheduling_policy", "seed",
-        "served_model_name", "skip_tokenizer_init", "speculative_config", "speculative_model",
-        "structured_outputs_config", "swap_space", "task", "tensor_parallel_size", "tokenizer", "tokenizer_mode",
-        "tokenizer_revision", "use_v2_block_manager",
+        "gpu_memory_utilization", "hf_overrides", "hf_token", "kv_cache_dtype", "kv_cache_memory_bytes",
+        "kv_transfer_config", "limit_mm_per_prompt", "load_format", "logprobs_mode", "lora_dtype",
+        "max_cpu_loras", "max_logprobs", "max_lora_rank", "max_loras", "max_parallel_loading_workers",
+        "mm_processor_kwargs", "model_impl", "model_loader_extra_config", "num_gpu_blocks_override",
+        "override_generation_config", "pipeline_parallel_size", "quantization", "reasoning_parser", "runner",
+        "scheduling_policy", "seed", "served_model_name", "skip_tokenizer_init", "speculative_config",
+        "structured_outputs_config", "tensor_parallel_size", "tokenizer", "tokenizer_mode",
+        "tokenizer_revision",
     }),
 )  # fmt: skip
 #: Engine arguments that name files that vLLM itself finds or downloads.

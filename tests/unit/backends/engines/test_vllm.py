@@ -63,6 +63,7 @@ class EngineArgs:
     gpu_memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
     structured_outputs_config: StructuredOutputsConfig | None = None
+    disable_log_stats: bool = False
 
 
 class RequestOutputKind(Enum):
@@ -354,6 +355,17 @@ def test_what_vllm_refuses_is_refused_in_one_sentence() -> None:
 
     for settings, code, message in (
         ({"arguments": {"no_such": 1}}, Code.INVALID_ARG, "'no_such' is not an engine argument of vLLM"),
+        (
+            {"arguments": {"swap_spaces": 1}},
+            Code.INVALID_ARG,
+            "'swap_spaces' is not an engine argument of vLLM; did you mean 'swap_space'?",
+        ),
+        (
+            {"arguments": {"rope_scaling": {"type": "linear"}}},
+            Code.INVALID_ARG,
+            "vllm no longer has the engine argument 'rope_scaling'; its successor is 'hf_overrides': without it, the "
+            "results would be different",
+        ),
         ({"dtype": "float64"}, Code.INVALID_ARG, "engine 'vllm' cannot load '/models/m': Unknown dtype: float64"),
         (
             {"arguments": {"tensor_parallel_size": 7}},
@@ -390,7 +402,7 @@ def test_the_configuration_becomes_engine_arguments(tmp_path: Path) -> None:
             adapters=adapters,
             draft=Path("/models/d"),
             draft_tokens=3,
-            arguments={"gpu_memory_utilization": 0.5, "max_num_seqs": 4, "disable_log_requests": True},
+            arguments={"gpu_memory_utilization": 0.5, "max_num_seqs": 4, "disable_log_stats": True, "task": "generate"},
         ),
     )
     assert Module.engine.arguments == EngineArgs(
@@ -410,6 +422,9 @@ def test_the_configuration_becomes_engine_arguments(tmp_path: Path) -> None:
         gpu_memory_utilization=0.5,
         structured_outputs_config=StructuredOutputsConfig("guidance"),
     )
+    assert engine.warnings == [
+        "vllm no longer has the engine argument 'task'; its successor is 'runner': it is ignored"
+    ]
     assert (engine.adapters, engine.precision) == (("a", "b"), "bfloat16")
     assert engine.features == frozenset(Feature) - {Feature.BEAMS}
     engine.add(EngineRequest(1, [5], Sampling(lora_name="b")))

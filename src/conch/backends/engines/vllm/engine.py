@@ -1,7 +1,7 @@
-"""The engine ``vllm``: runs vLLM's ``LLMEngine`` step by step in the worker.
+"""Runs vLLM's ``LLMEngine`` step by step in the worker.
 
-Requires the package vllm (0.11 or later), which is imported when a model is opened. vLLM manages the batch, the KV
-cache, preemption and prefix caching; this module translates requests and results. Beam search is not supported.
+vLLM manages the batch, the KV cache, preemption and prefix caching; this module translates requests and results. Beam
+search is not supported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from conch.backends.engines.vllm.arguments import BLOCK, engine_arguments
 from conch.backends.generation.engine import (
     EngineRequest,
     EngineSpec,
@@ -27,43 +28,11 @@ from conch.backends.generation.service import BROKEN
 from conch.core.errors import internal, invalid, one_line
 from conch.core.sampling.parameters import NAMES, STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.core.sampling.structures import Structure
-from conch.machine import extras
 
 _FEATURES: Final = STRUCTURED_OUTPUTS | {
     *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION),
     *(Feature.PENALTIES, Feature.MIN_TOKENS, Feature.BAD_WORDS, Feature.LOGIT_BIAS),
 }
-#: The values that vLLM accepts for ``max_lora_rank``.
-_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
-_BLOCK: Final = 16
-#: Arguments of vLLM's asynchronous engine only; accepted without effect because many model.json files have them.
-_WITHOUT_EFFECT: Final = frozenset({"disable_log_requests", "enable_log_requests"})
-
-
-def open(spec: EngineSpec) -> GenerationEngine:
-    """Load a model.
-
-    Raises INVALID_ARG for a model or argument that vLLM rejects, UNSUPPORTED if vLLM is not installed, and INTERNAL if
-    vLLM fails.
-    """
-    _choose_device(spec)
-    # In a separate process, vLLM's core would outlive a killed worker and keep the GPU's memory.
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    vllm = extras.load("engine 'vllm'", "vllm")
-    statistics = _Statistics()
-    wrong: tuple[type[Exception], ...] = (*_refusals(), OSError)
-    try:
-        arguments = vllm.EngineArgs(**_arguments(spec, {field.name for field in dataclasses.fields(vllm.EngineArgs)}))
-        engine = vllm.LLMEngine.from_engine_args(arguments, stat_loggers=[statistics.logger])
-    except wrong as error:
-        raise invalid(f"engine 'vllm' cannot load '{spec.source}': {_sentence(error)}") from error
-    except RuntimeError as error:
-        raise internal(f"engine 'vllm' failed to load '{spec.source}': {one_line(error)}") from error
-    executor = getattr(engine, "model_executor", None)
-    if executor is not None:
-        # vLLM reports the death of one of its processes only in the next step, which an idle engine never runs.
-        executor.register_failure_callback(lambda: os._exit(BROKEN))
-    return VllmEngine(vllm, engine, spec, statistics)
 
 
 @dataclass(slots=True)
@@ -81,14 +50,16 @@ class VllmEngine(GenerationEngine):
     name = "vllm"
     reserves_cache = True
 
-    def __init__(self, vllm: Any, engine: Any, spec: EngineSpec, statistics: _Statistics) -> None:
-        self._vllm, self._engine, self._statistics = vllm, engine, statistics
+    def __init__(self, vllm: Any, spec: EngineSpec) -> None:
+        self._vllm = vllm
+        self._statistics = _Statistics()
+        self._engine = engine = self._start(spec)
         config = engine.vllm_config
         self.context = int(config.model_config.max_model_len)
         self.precision = str(config.model_config.dtype).removeprefix("torch.")
         self.max_sequences = int(config.scheduler_config.max_num_seqs)
         self.vocabulary = int(config.model_config.get_vocab_size())
-        self.block_tokens = int(config.cache_config.block_size or _BLOCK)
+        self.block_tokens = int(config.cache_config.block_size or BLOCK)
         self.cache_tokens = self.block_tokens * int(config.cache_config.num_gpu_blocks or 0)
         self.token_bytes = kv_token_bytes(spec.config, 4 if self.precision == "float32" else 2)
         self.adapters = tuple(spec.adapters)
@@ -98,6 +69,26 @@ class VllmEngine(GenerationEngine):
         }
         self._eos_ids = spec.eos_ids
         self._requests: dict[int, _Unfinished] = {}
+
+    def _start(self, spec: EngineSpec) -> Any:
+        """Load the model. Raises INVALID_ARG if vLLM refuses it or an argument, INTERNAL if vLLM fails."""
+        vllm = self._vllm
+        known = {field.name for field in dataclasses.fields(vllm.EngineArgs)}
+        arguments, self.warnings = engine_arguments(spec, known)
+        wrong: tuple[type[Exception], ...] = (*_refusals(), OSError)
+        try:
+            engine = vllm.LLMEngine.from_engine_args(
+                vllm.EngineArgs(**arguments), stat_loggers=[self._statistics.logger]
+            )
+        except wrong as error:
+            raise invalid(f"engine 'vllm' cannot load '{spec.source}': {_sentence(error)}") from error
+        except RuntimeError as error:
+            raise internal(f"engine 'vllm' failed to load '{spec.source}': {one_line(error)}") from error
+        executor = getattr(engine, "model_executor", None)
+        if executor is not None:
+            # vLLM reports the death of one of its processes only in the next step, which an idle engine never runs.
+            executor.register_failure_callback(lambda: os._exit(BROKEN))
+        return engine
 
     def add(self, request: EngineRequest) -> None:
         sampling = request.sampling
@@ -233,75 +224,6 @@ def _parameter(error: Exception, sampling: SamplingParams) -> str | None:
         return str(name)
     # Its errors about structures do not name the parameter.
     return "structured_outputs" if sampling.structured_outputs is not None else None
-
-
-def _choose_device(spec: EngineSpec) -> None:
-    """Hide all GPUs except ``spec.device_id``, unless the arguments request several GPUs.
-
-    Raises INVALID_ARG if CUDA_VISIBLE_DEVICES does not have that GPU.
-    """
-    several = any(int(spec.arguments.get(f"{kind}_parallel_size", 1)) > 1 for kind in ("tensor", "pipeline"))
-    if spec.device != "cuda" or several:
-        return
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else None
-    if devices is not None and spec.device_id >= len(devices):
-        raise invalid(f"there is no GPU {spec.device_id}: CUDA_VISIBLE_DEVICES is '{visible}'")
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(spec.device_id) if devices is None else devices[spec.device_id]
-
-
-def _arguments(spec: EngineSpec, known: set[str]) -> dict[str, Any]:
-    """Return vLLM's engine arguments; ``spec.arguments`` override arguments from the rest of the spec.
-
-    Raises INVALID_ARG for an unknown argument.
-    """
-    for name in spec.arguments:
-        if name not in known | _WITHOUT_EFFECT:
-            raise invalid(f"'{name}' is not an engine argument of vLLM")
-    from vllm.config import StructuredOutputsConfig
-
-    engine_arguments = dict(spec.arguments)
-    # vLLM's default chooses a library for the first request with a structure and keeps it for all later requests;
-    # xgrammar ignores constructs that it does not support, such as multipleOf and lookahead.
-    structures = {"backend": "guidance"} | dict(engine_arguments.pop("structured_outputs_config", None) or {})
-    arguments: dict[str, Any] = {
-        "structured_outputs_config": StructuredOutputsConfig(**structures),
-        "model": str(spec.source),
-        "tokenizer": str(spec.directory),
-        "dtype": spec.dtype,
-        "trust_remote_code": spec.trust_remote_code,
-        "enable_prefix_caching": spec.prefix_caching,
-        "scheduling_policy": "priority",
-    }
-    if spec.gguf is not None and (spec.directory / "config.json").is_file():
-        arguments["hf_config_path"] = str(spec.directory)
-    chosen = {
-        "max_model_len": spec.context,
-        "max_num_seqs": spec.max_sequences,
-        "max_num_batched_tokens": spec.max_batched_tokens,
-        "num_gpu_blocks_override": -(-spec.cache_tokens // int(spec.arguments.get("block_size") or _BLOCK)),
-    }
-    arguments |= {name: value for name, value in chosen.items() if value}
-    if spec.adapters:
-        rank = max(map(_rank, spec.adapters.values()))
-        arguments |= {"enable_lora": True, "max_loras": len(spec.adapters), "max_lora_rank": rank}
-    if spec.draft is not None:
-        arguments["speculative_config"] = {
-            "model": str(spec.draft),
-            "num_speculative_tokens": spec.draft_tokens or 5,
-        }
-    return arguments | {name: value for name, value in engine_arguments.items() if name not in _WITHOUT_EFFECT}
-
-
-def _rank(adapter: Path) -> int:
-    try:
-        rank = int(json.loads((adapter / "adapter_config.json").read_bytes())["r"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise invalid(f"'{adapter}' is no LoRA adapter: {one_line(error)}") from None
-    for size in _RANKS:
-        if rank <= size:
-            return size
-    raise invalid(f"the LoRA adapter '{adapter}' has rank {rank}, vLLM takes at most {_RANKS[-1]}")
 
 
 def _lora_request(name: str, number: int, path: Path) -> Any:
