@@ -16,7 +16,7 @@ pytest.importorskip("llguidance")
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from conch.backends.engines.transformers import structure as masks
+from conch.backends.batching import grammars
 from conch.backends.generation.engine import EngineRequest, GenerationEngine
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer
@@ -70,9 +70,9 @@ def engine(folder: Path, tokenizer: FastTokenizer) -> GenerationEngine:
 def test_the_log_has_the_command_that_installs_the_missing_library(
     folder: Path, tokenizer: FastTokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(masks, "find_spec", lambda name: None)
-    with caplog.at_level("INFO", masks.__name__):
-        assert masks.grammar_compiler(spec(folder, tokenizer=tokenizer), 9) is None
+    monkeypatch.setattr(grammars, "find_spec", lambda name: None)
+    with caplog.at_level("INFO", grammars.__name__):
+        assert grammars.grammar_compiler(spec(folder, tokenizer=tokenizer), 9) is None
     [message] = caplog.messages
     assert message.startswith(f"no structured output for {folder} without llguidance: ") and "pip" in message
 
@@ -189,8 +189,8 @@ def test_structure_whose_masks_take_long_ends_its_request_alone(
     engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = count(step=1.1)
-    monkeypatch.setattr(masks, "thread_time", lambda: next(seconds))  # of the processor, for each mask
-    monkeypatch.setattr(masks, "OVERTIME_SECONDS", 2.5)
+    monkeypatch.setattr(grammars, "thread_time", lambda: next(seconds))  # of the processor, for each mask
+    monkeypatch.setattr(grammars, "OVERTIME_SECONDS", 2.5)
     slow = SamplingParams(max_tokens=20, structured_outputs=Structure("regex", "(x+x+)+y"))
     done = finished_by_id(engine, EngineRequest(0, [5], slow), EngineRequest(1, [5], SamplingParams(max_tokens=9)))
     assert [len(progress.tokens) for progress in done[0]] == [1, 1, 0]

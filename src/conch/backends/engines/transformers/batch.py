@@ -12,12 +12,10 @@ from typing import Any, Final
 
 import torch
 
+from conch.backends.batching.sampler import SequenceState
 from conch.backends.engines.transformers.cache import PaddedCache
 from conch.backends.engines.transformers.network import DecoderNetwork
-from conch.backends.engines.transformers.sampling import BeamSearch
-from conch.backends.engines.transformers.structure import Matcher
 from conch.core.errors import unsupported
-from conch.core.sampling.parameters import SamplingParams
 
 Tensor = Any
 
@@ -117,30 +115,10 @@ _PADDING: Final = 4096
 
 
 @dataclass(slots=True, eq=False)
-class BatchRow:
-    """An in-flight request: its parameters, its ``tokens`` including the prompt, and its batch (None while it waits).
+class BatchRow(SequenceState):
+    """An in-flight request with its batch (None while it waits)."""
 
-    ``rank`` orders waiting rows, lowest first: priority, then arrival. ``max_length`` is the length limit including the
-    prompt; ``end_ids`` are the tokens that end the row. ``generator`` is its random number generator, ``matcher`` the
-    state of its grammar, and ``search`` the state of its beam search.
-    """
-
-    id: int
-    rank: tuple[int, int]
-    sampling: SamplingParams
-    tokens: list[int]
-    prompt_length: int
-    end_ids: frozenset[int]
-    max_length: int
-    generator: Any = None
-    matcher: Matcher | None = None
-    search: BeamSearch | None = None
     batch: RunningBatch | None = None
-
-    @property
-    def width(self) -> int:
-        """The number of rows that the request uses in a batch."""
-        return self.sampling.beam_width
 
     @property
     def size(self) -> int:

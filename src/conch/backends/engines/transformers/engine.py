@@ -23,13 +23,12 @@ import torch
 import transformers
 
 from conch.backends.base.verification import SLOW_STEP, VERIFIED_TOKENS, require_greedy_likeness
-from conch.backends.engines.transformers import structure
+from conch.backends.batching.grammars import Matcher, grammar_compiler
+from conch.backends.batching.sampler import BeamSearch, accept, generator, sample, sample_beams
 from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
 from conch.backends.engines.transformers.cache import BLOCK, Prefixes
 from conch.backends.engines.transformers.network import DecoderNetwork, context, load
 from conch.backends.engines.transformers.probe import probe_batch_support
-from conch.backends.engines.transformers.sampling import BeamSearch, adjust, choose, generator, logprobs
-from conch.backends.engines.transformers.structure import restrict
 from conch.backends.generation.engine import (
     EngineRequest,
     EngineSpec,
@@ -46,45 +45,16 @@ from conch.machine.facts import usable_cores
 Tensor = Any
 
 
-def sample(rows: list[BatchRow], logits: Tensor) -> list[Progress]:
-    """Choose a token for each row and append it to its ``tokens``; overwrites ``logits`` ``[rows, vocabulary]``."""
-    counts = [row.sampling.logprobs for row in rows]
-    raw = logits.clone() if any(count is not None for count in counts) else logits
-    restrict(logits, [row.matcher for row in rows])
-    adjust(logits, rows)
-    tokens = choose(logits, rows)
-    progress = []
-    for row, token, entry in zip(rows, tokens, logprobs(raw, tokens, counts), strict=True):
-        row.tokens.append(token)
-        error = row.matcher.accept(token) if row.matcher is not None else None
-        finish = "stop" if token in row.end_ids else "length" if len(row.tokens) >= row.max_length else ""
-        if error is not None:
-            progress.append(Progress(row.id, error=error))
-        else:
-            progress.append(Progress(row.id, [token], finish, logprobs=None if entry is None else [entry]))
+def sample_rows(rows: list[BatchRow], logits: Tensor) -> list[Progress]:
+    """Choose a token for each row by the logits ``[rows, vocabulary]``, which leave a GPU only if needed."""
+    if logits.device.type == "cpu":
+        return sample(rows, logits.numpy())
+    progress: list[Progress] = []
+    if greedy := [index for index, row in enumerate(rows) if row.is_greedy]:
+        progress += accept([rows[index] for index in greedy], logits[greedy].argmax(dim=-1).tolist())
+    if others := [index for index in range(len(rows)) if index not in greedy]:
+        progress += sample([rows[index] for index in others], logits[others].numpy(force=True))
     return progress
-
-
-def sample_beams(row: BatchRow, logits: Tensor) -> tuple[list[int], list[Progress]]:
-    """Advance a beam search by the logits ``[beams, vocabulary]``.
-
-    Returns the indices of the beams that the new beams continue, or the progress of all beams when the search is done.
-    """
-    search = row.search
-    assert search is not None
-    going = search.advance(logits)
-    if not search.done:
-        return going, []
-    return [], [
-        Progress(
-            row.id,
-            beam.tokens,
-            "stop" if beam.stopped else "length",
-            beam=index,
-            cumulative_logprob=beam.total,
-        )
-        for index, beam in enumerate(search.results())
-    ]
 
 
 _logger = logging.getLogger(__name__)
@@ -177,7 +147,7 @@ class TransformersEngine(GenerationEngine):
         self.max_sequences = spec.max_sequences or (32 if spec.device == "cpu" else 64)
         self.adapters = tuple(spec.adapters)
         self.features = _ALWAYS | ({Feature.LORA} if self.adapters else frozenset())
-        self._grammars = structure.grammar_compiler(spec, self.vocabulary)
+        self._grammars = grammar_compiler(spec, self.vocabulary)
         if self._grammars is not None:
             self.features |= STRUCTURED_OUTPUTS
         elif find_spec("llguidance") is None:
@@ -213,7 +183,7 @@ class TransformersEngine(GenerationEngine):
         matcher = None
         if sampling.structured_outputs is not None and self._grammars is not None:
             compiled = request.compiled or self._grammars.compile(sampling.structured_outputs)
-            matcher = structure.Matcher(compiled)
+            matcher = Matcher(compiled)
             # When a structure is complete, only an end-of-sequence token is allowed.
             end_ids |= self._eos_ids
         end_ids = frozenset(end for end in end_ids if 0 <= end < self.vocabulary)
@@ -225,7 +195,7 @@ class TransformersEngine(GenerationEngine):
             prompt_length=len(request.prompt),
             end_ids=end_ids,
             max_length=max_length,
-            generator=generator(sampling.seed, self._network.device),
+            generator=generator(sampling.seed),
             matcher=matcher,
         )
         self._arrivals += 1
@@ -395,11 +365,11 @@ class TransformersEngine(GenerationEngine):
         """Choose the next tokens and remove finished rows from the batch."""
         [first, *_] = batch.members
         if first.search is not None:
-            going, progress = sample_beams(first, logits)
+            going, progress = sample_beams(first, logits.numpy(force=True))
             if going:
                 batch.select(going)
         else:
-            progress = sample(list(batch.members), logits)
+            progress = sample_rows(batch.members, logits)
         for step in progress:
             if (step.finish or step.error is not None) and (row := self._rows.pop(step.id, None)) is not None:
                 self._keep(batch, row)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from importlib.util import find_spec
 from time import thread_time
 from typing import Any, Final
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
+from conch.backends.batching.decoder import Logits
 from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.tokenizers.fast import TokenBytes, token_bytes
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError, invalid, unsupported
 from conch.core.sampling.structures import Structure
 from conch.machine import extras
-
-Tensor = Any
 
 _logger = logging.getLogger(__name__)
 
@@ -109,12 +110,12 @@ class Matcher:
         self._matcher = compiled.deep_copy()
         self._overtime = 0.0
 
-    def mask(self) -> bytearray:
-        """Return a byte per token; 0 if the token is not allowed next."""
+    def mask(self) -> npt.NDArray[np.uint8]:
+        """Return a bit per token, lowest first; 0 if the token is not allowed next."""
         before = thread_time()
-        bias = bytearray(self._matcher.compute_logit_bias())
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._overtime += max(0.0, thread_time() - before - USUAL_SECONDS)
-        return bias
+        return bits
 
     def accept(self, token: int) -> ConchError | None:
         """Advance by the chosen token.
@@ -132,14 +133,20 @@ class Matcher:
         return invalid(f"the structured output cannot be continued: {_line(self._matcher.get_error())}")
 
 
-def restrict(logits: Tensor, matchers: list[Matcher | None]) -> None:
+#: The upper bounds of the logits of eight tokens for each byte of a mask.
+_BOUNDS: Final = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf
+).astype(np.float32)
+
+
+def restrict(logits: Logits, matchers: Sequence[Matcher | None]) -> None:
     """Mask the logits ``[rows, vocabulary]`` in place with the matchers of the rows (None: no structure)."""
-    for index, matcher in enumerate(matchers):
+    for scores, matcher in zip(logits, matchers, strict=True):
         if matcher is not None:
-            allowed = torch.frombuffer(matcher.mask(), dtype=torch.uint8)
-            size = min(len(allowed), logits.shape[1])
-            logits[index, :size].masked_fill_((allowed[:size] == 0).to(logits.device), -torch.inf)
-            logits[index, size:] = -torch.inf
+            bounds = _BOUNDS.take(matcher.mask(), axis=0).ravel()[: len(scores)]
+            allowed = scores[: len(bounds)]
+            np.minimum(allowed, bounds, out=allowed)
+            scores[len(bounds) :] = -np.inf
 
 
 def _grammar(matchers: Any, structure: Structure) -> str:
