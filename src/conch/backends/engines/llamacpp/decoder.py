@@ -1,0 +1,251 @@
+"""The decoder of the engine ``llamacpp``: a context of llama.cpp whose sequences share one KV cache. Runs in workers.
+
+llama.cpp assigns cells of the cache to tokens, and a cell may belong to several sequences. The block tables of the
+batcher therefore only count: sequences never need more cells than their blocks have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from conch.backends.batching.decoder import Chunk, Decoder, Logits
+from conch.backends.engines.llamacpp.library import CACHE_TYPES, Arguments, LlamaLibrary, library
+from conch.backends.generation.engine import EngineSpec, kv_token_bytes
+from conch.checkpoints.gguf import GgufFile, type_name
+from conch.core.errors import internal, invalid, unsupported
+from conch.machine.memory import free_memory
+
+#: The default number of tokens in a step.
+BATCHED: Final = 512
+#: The default cache holds ``TOKENS_EACH`` tokens for each of ``SEQUENCES`` sequences, limited to 1 / ``PART_OF_MEMORY``
+#: of the free memory.
+SEQUENCES: Final = 32
+TOKENS_EACH: Final = 4096
+PART_OF_MEMORY: Final = 8
+#: llama.cpp's sizes of caches are multiples of this (tokens).
+_CELLS: Final = 256
+#: The status of ``llama_decode`` for a full cache, and llama.cpp's split mode for one GPU.
+_FULL: Final = 1
+_NO_SPLIT: Final = 0
+#: Types for intermediate results and counters.
+_NO_WEIGHTS: Final = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
+
+
+class LlamaDecoder(Decoder):
+    """A model of llama.cpp and a context with ``slots`` sequences."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        gguf = spec.gguf
+        if gguf is None:
+            raise invalid(f"engine 'llamacpp' needs a GGUF file: {spec.directory} has none")
+        _check_types(gguf)
+        self._llama = library()
+        module = self._llama.module
+        arguments = Arguments.of(spec)
+        self._model = _load_model(self._llama, spec, arguments)
+        self.rewinds = not (module.llama_model_is_recurrent(self._model) or module.llama_model_is_hybrid(self._model))
+        self.vocabulary = int(module.llama_vocab_n_tokens(module.llama_model_get_vocab(self._model)))
+        sequences = spec.max_sequences or SEQUENCES
+        most = int(module.llama_max_parallel_sequences())
+        if sequences > most:
+            raise invalid(f"parameter 'max_num_seqs' is {sequences}; llama.cpp has at most {most} sequences")
+        # Every slot of a recurrent model has memory of its own; those of others only share the cache.
+        self.slots = most if self.rewinds else sequences
+        context = spec.context or int(module.llama_model_n_ctx_train(self._model))
+        recurrent = bool(module.llama_model_is_recurrent(self._model))
+        self.token_bytes = 0 if recurrent else _token_bytes(spec, arguments)
+        cells = sequences * context if recurrent else _cells(spec, self.token_bytes, sequences, context)
+        self.batched_tokens = max(spec.max_batched_tokens or BATCHED, sequences)
+        self._context = _open_context(self._llama, self._model, spec, arguments, cells, self.batched_tokens, self.slots)
+        self._memory = module.llama_get_memory(self._context)
+        cells = int(module.llama_n_ctx(self._context))
+        self.blocks = cells // self.block_tokens
+        self.context = min(context, self.blocks * self.block_tokens)
+        cache = " and ".join(dict.fromkeys((arguments.type_k, arguments.type_v)))
+        self.precision = _weights_type(gguf) + ("" if recurrent else f" (KV cache {cache})")
+        self._batch = _Batch.of(module, self.batched_tokens)
+        self._adapters = {name: _load_adapter(self._llama, self._model, path) for name, path in spec.adapters.items()}
+        self._adapter = ""
+        self.adapters = tuple(self._adapters)
+        self._llama.checked(f"engine 'llamacpp' cannot serve {spec.source}", self._try)
+
+    def run(self, chunks: Sequence[Chunk], adapter: str = "") -> Logits:
+        self._use(adapter)
+        rows = self._batch.fill(chunks)
+        module = self._llama.module
+        status = int(module.llama_decode(self._context, self._batch.struct))
+        if status:
+            full = "the KV cache has no room for the batch"
+            raise internal(f"llama.cpp failed: {full if status == _FULL else f'{self._llama.reason()} ({status})'}")
+        if not rows:
+            return np.empty((0, self.vocabulary), np.float32)
+        logits: Logits = np.ctypeslib.as_array(module.llama_get_logits(self._context), (rows, self.vocabulary))
+        return logits
+
+    def share(self, source: int, target: int, tokens: int, copied: tuple[int, int] | None) -> None:
+        self._llama.module.llama_memory_seq_cp(self._memory, source, target, 0, tokens)
+
+    def truncate(self, slot: int, tokens: int) -> None:
+        if not self._llama.module.llama_memory_seq_rm(self._memory, slot, tokens, -1):
+            raise internal(f"llama.cpp cannot shorten a sequence to {tokens} tokens")
+
+    def close(self) -> None:
+        module = self._llama.module
+        if self._context is not None:
+            module.llama_free(self._context)
+            module.llama_model_free(self._model)  # frees the adapters
+            self._context = self._model = None
+
+    def _try(self) -> bool:
+        """Compute a token. Raises INTERNAL for weights that give no logits."""
+        logits = self.run([Chunk(0, 0, [0])])
+        self.truncate(0, 0)
+        if not np.isfinite(logits).all():
+            raise internal("its logits are not finite numbers")
+        return True
+
+    def _use(self, adapter: str) -> None:
+        """Apply the adapter to the following runs; empty: none."""
+        if adapter == self._adapter:
+            return
+        module = self._llama.module
+        loaded = [self._adapters[adapter]] if adapter else []
+        handles = (module.llama_adapter_lora_p_ctypes * max(1, len(loaded)))(*loaded)
+        scales = (ctypes.c_float * max(1, len(loaded)))(*[1.0] * len(loaded))
+        if module.llama_set_adapters_lora(self._context, handles, len(loaded), scales):
+            raise internal(f"llama.cpp cannot use LoRA adapter '{adapter}'")
+        self._adapter = adapter
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A ``llama_batch`` in memory of numpy: ``struct`` points to the other arrays, one entry for each token."""
+
+    struct: Any
+    tokens: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    slots: npt.NDArray[np.int32]
+    wanted: npt.NDArray[np.int8]
+    #: The number of sequences of each token, always 1, and the addresses of the entries of ``slots``.
+    counts: npt.NDArray[np.int32] = field(repr=False)
+    addresses: npt.NDArray[np.uintp] = field(repr=False)
+
+    @classmethod
+    def of(cls, module: Any, size: int) -> _Batch:
+        """Return a batch with room for ``size`` tokens."""
+        tokens, positions, slots = (np.zeros(size, np.int32) for _ in range(3))
+        wanted, counts = np.zeros(size, np.int8), np.ones(size, np.int32)
+        addresses = slots.ctypes.data + slots.itemsize * np.arange(size, dtype=np.uintp)
+        struct = module.llama_batch()
+        arrays: dict[str, npt.NDArray[Any]] = {"token": tokens, "pos": positions, "n_seq_id": counts}
+        for name, values in {**arrays, "seq_id": addresses, "logits": wanted}.items():
+            setattr(struct, name, ctypes.cast(values.ctypes.data, type(getattr(struct, name))))
+        return cls(struct, tokens, positions, slots, wanted, counts, addresses)
+
+    def fill(self, chunks: Sequence[Chunk]) -> int:
+        """Enter the tokens of ``chunks``; returns the number of tokens whose logits are wanted."""
+        end = rows = 0
+        for chunk in chunks:
+            begin, end = end, end + len(chunk.tokens)
+            if end > len(self.tokens):
+                raise internal(f"a step has more than {len(self.tokens)} tokens")
+            self.tokens[begin:end] = chunk.tokens
+            self.positions[begin:end] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
+            self.slots[begin:end] = chunk.slot
+            self.wanted[begin:end] = 0
+            self.wanted[end - chunk.wanted : end] = 1
+            rows += chunk.wanted
+        self.struct.n_tokens = end
+        return rows
+
+
+def _weights_type(gguf: GgufFile) -> str:
+    """Return the type that most bytes of the weights have."""
+    sizes: dict[str, int] = {}
+    for tensor in gguf.tensors.values():
+        name = type_name(tensor.type)
+        sizes[name] = sizes.get(name, 0) + tensor.size
+    return max(sizes, key=lambda name: sizes[name], default="unknown")
+
+
+def _check_types(gguf: GgufFile) -> None:
+    """Raise INVALID_ARG for a matrix of a type that llama.cpp cannot multiply; it would crash."""
+    for tensor in gguf.tensors.values():
+        kind = type_name(tensor.type)
+        if len(tensor.shape) > 1 and tensor.name.endswith(".weight") and kind in _NO_WEIGHTS:
+            raise invalid(f"{gguf.path}: matrix '{tensor.name}' is of type {kind}, which no model has")
+
+
+def _load_model(llama: LlamaLibrary, spec: EngineSpec, arguments: Arguments) -> Any:
+    """Load the weights. Raises INVALID_ARG for a file that llama.cpp does not load or that generates no text."""
+    module = llama.module
+    if spec.device == "cuda" and not module.llama_supports_gpu_offload():
+        raise unsupported(
+            "engine 'llamacpp' has no support for GPUs: reinstall llama-cpp-python with CMAKE_ARGS=-DGGML_CUDA=on"
+        )
+    parameters = module.llama_model_default_params()
+    parameters.n_gpu_layers = arguments.n_gpu_layers
+    parameters.split_mode, parameters.main_gpu = _NO_SPLIT, spec.device_id
+    what = f"engine 'llamacpp' cannot load {spec.source}"
+    path = str(spec.source).encode()
+    model = llama.checked(what, lambda: module.llama_model_load_from_file(path, parameters))
+    if module.llama_model_has_encoder(model) or module.llama_model_is_diffusion(model):
+        module.llama_model_free(model)
+        raise invalid(f"{what}: a model of kind '{spec.config.get('model_type')}' does not write token after token")
+    return model
+
+
+def _open_context(
+    llama: LlamaLibrary, model: Any, spec: EngineSpec, arguments: Arguments, cells: int, batched: int, slots: int
+) -> Any:
+    """Allocate a KV cache of ``cells`` tokens. Raises INVALID_ARG if llama.cpp refuses the arguments."""
+    module = llama.module
+    parameters = module.llama_context_default_params()
+    parameters.n_ctx = -(-cells // _CELLS) * _CELLS
+    parameters.n_batch = batched
+    parameters.n_ubatch = min(arguments.n_ubatch or BATCHED, batched)
+    parameters.n_seq_max = slots
+    parameters.n_outputs_max_per_seq = 0
+    parameters.n_threads = parameters.n_threads_batch = spec.threads or 1
+    parameters.flash_attn_type = arguments.flash_attn
+    parameters.type_k, parameters.type_v = CACHE_TYPES[arguments.type_k][0], CACHE_TYPES[arguments.type_v][0]
+    parameters.offload_kqv = parameters.op_offload = spec.device == "cuda"
+    # Sequences of one cache may have any length and share cells; layers with a sliding window keep all tokens, so that
+    # sequences can be shortened and shared.
+    parameters.kv_unified = parameters.swa_full = True
+    what = f"engine 'llamacpp' cannot serve {spec.source}"
+    return llama.checked(what, lambda: module.llama_init_from_model(model, parameters))
+
+
+def _load_adapter(llama: LlamaLibrary, model: Any, path: Path) -> Any:
+    """Load a LoRA adapter: a GGUF file, or a folder with one. Raises INVALID_ARG for others."""
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
+    if len(files) != 1 or files[0].suffix != ".gguf":
+        raise invalid(
+            f"LoRA adapter {path} must be a GGUF file, or a folder with one: convert it with llama.cpp's "
+            "convert_lora_to_gguf.py"
+        )
+    file = str(files[0]).encode()
+    return llama.checked(f"LoRA adapter {path}", lambda: llama.module.llama_adapter_lora_init(model, file))
+
+
+def _token_bytes(spec: EngineSpec, arguments: Arguments) -> int:
+    """Return the size of a token in the KV cache (bytes)."""
+    numbers = kv_token_bytes(spec.config, 1) / 2
+    return round(numbers * (CACHE_TYPES[arguments.type_k][1] + CACHE_TYPES[arguments.type_v][1]))
+
+
+def _cells(spec: EngineSpec, token_bytes: int, sequences: int, context: int) -> int:
+    """Return the size of the KV cache (tokens); ``context`` is the length limit of a sequence."""
+    if spec.cache_tokens:
+        return spec.cache_tokens
+    sequence_tokens = min(context, TOKENS_EACH)
+    fitting = free_memory().available // PART_OF_MEMORY // token_bytes
+    return max(sequence_tokens, min(sequences * sequence_tokens, fitting))

@@ -1,0 +1,198 @@
+"""A stand-in for the package llama-cpp-python: llama.cpp's functions for a model that adds up its tokens.
+
+The most likely token after a sequence is the sum of its tokens modulo the size of the vocabulary, so that a wrong cache
+gives wrong tokens. An adapter adds its number. The content of a "GGUF file" chooses what happens: ``refused`` is
+refused with an error in the log, ``recurrent`` cannot be shortened, ``nan`` gives no finite logits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 40
+CONTEXT = 512
+SEQUENCES = 64
+
+llama_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+llama_adapter_lora_p_ctypes = ctypes.c_void_p
+_log: list[Any] = []
+_adapters: dict[int, int] = {}
+
+
+class llama_batch(ctypes.Structure):
+    _fields_ = (
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", ctypes.POINTER(ctypes.c_float)),
+        ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
+    )
+
+
+@dataclass
+class Parameters:
+    """All parameters of models and contexts; they may have any name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__[name] = value
+
+
+@dataclass
+class Model:
+    kind: str
+    parameters: Any
+    freed: bool = False
+
+
+@dataclass
+class Context:
+    model: Model
+    parameters: Any
+    memory: dict[int, list[int]] = field(default_factory=dict)
+    shift: int = 0
+    logits: Any = None
+    freed: bool = False
+
+
+#: The contexts that were opened, the latest last.
+contexts: list[Context] = []
+
+
+def llama_log_set(callback: Any, data: Any) -> None:
+    _log[:] = [callback]
+
+
+def llama_backend_init() -> None:
+    pass
+
+
+def llama_supports_gpu_offload() -> bool:
+    return False
+
+
+def llama_max_parallel_sequences() -> int:
+    return SEQUENCES
+
+
+def llama_model_default_params() -> Parameters:
+    return Parameters()
+
+
+def llama_context_default_params() -> Parameters:
+    return Parameters()
+
+
+def llama_model_load_from_file(path: bytes, parameters: Any) -> Model | None:
+    kind = Path(path.decode()).read_text()
+    if kind == "refused":
+        _log[0](2, b"load: loading\n", None)
+        _log[0](4, b"llama_model_load: error loading model: tensor 'a' ", None)
+        _log[0](5, b"not found\n", None)
+        _log[0](4, b"llama_model_load_from_file_impl: failed to load model\n", None)
+        return None
+    return Model(kind, parameters)
+
+
+def llama_model_free(model: Model) -> None:
+    model.freed = True
+
+
+def llama_model_has_encoder(model: Model) -> bool:
+    return model.kind == "encoder"
+
+
+def llama_model_is_diffusion(model: Model) -> bool:
+    return False
+
+
+def llama_model_is_recurrent(model: Model) -> bool:
+    return model.kind == "recurrent"
+
+
+def llama_model_is_hybrid(model: Model) -> bool:
+    return False
+
+
+def llama_model_n_ctx_train(model: Model) -> int:
+    return CONTEXT
+
+
+def llama_model_get_vocab(model: Model) -> Model:
+    return model
+
+
+def llama_vocab_n_tokens(vocab: Model) -> int:
+    return VOCABULARY
+
+
+def llama_init_from_model(model: Model, parameters: Any) -> Context | None:
+    if parameters.type_v == 2 and parameters.flash_attn_type == 0:
+        _log[0](4, b"llama_init_from_model: V cache quantization requires flash_attn\n", None)
+        return None
+    contexts.append(Context(model, parameters))
+    return contexts[-1]
+
+
+def llama_get_memory(context: Context) -> Context:
+    return context
+
+
+def llama_n_ctx(context: Context) -> int:
+    return int(context.parameters.n_ctx)
+
+
+def llama_free(context: Context) -> None:
+    context.freed = True
+
+
+def llama_adapter_lora_init(model: Model, path: bytes) -> int | None:
+    text = Path(path.decode()).read_text()
+    if not text.isdigit():
+        _log[0](4, b"llama_adapter_lora_init_impl: lora tensor 'a' has unexpected suffix\n", None)
+        return None
+    _adapters[len(_adapters) + 1] = int(text)
+    return len(_adapters)
+
+
+def llama_set_adapters_lora(context: Context, adapters: Any, count: int, scales: Any) -> int:
+    context.shift = sum(round(scales[index]) * _adapters[adapters[index]] for index in range(count))
+    return 0
+
+
+def llama_decode(context: Context, batch: llama_batch) -> int:
+    rows = []
+    for index in range(batch.n_tokens):
+        assert batch.n_seq_id[index] == 1
+        tokens = context.memory.setdefault(batch.seq_id[index][0], [])
+        if not 0 <= batch.token[index] < VOCABULARY or batch.pos[index] != len(tokens):
+            _log[0](4, b"llama_decode: invalid input batch\n", None)
+            return -1
+        tokens.append(batch.token[index])
+        if sum(map(len, context.memory.values())) > context.parameters.n_ctx:
+            return 1
+        if batch.logits[index]:
+            rows.append((sum(tokens) + context.shift) % VOCABULARY)
+    context.logits = (ctypes.c_float * (len(rows) * VOCABULARY))()
+    for row, token in enumerate(rows):
+        context.logits[row * VOCABULARY + token] = float("nan") if context.model.kind == "nan" else 9.0
+    return 0
+
+
+def llama_get_logits(context: Context) -> Any:
+    return ctypes.cast(context.logits, ctypes.POINTER(ctypes.c_float))
+
+
+def llama_memory_seq_cp(context: Context, source: int, target: int, begin: int, end: int) -> None:
+    context.memory[target] = context.memory[source][begin:end]
+
+
+def llama_memory_seq_rm(context: Context, slot: int, begin: int, end: int) -> bool:
+    if context.model.kind == "recurrent" and 0 < begin < len(context.memory.get(slot, [])):
+        return False
+    context.memory[slot] = context.memory.get(slot, [])[:begin]
+    return True

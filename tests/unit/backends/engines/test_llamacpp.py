@@ -1,0 +1,176 @@
+"""The engine ``llamacpp`` against a stand-in for the package: what it computes, and what it makes of refusals.
+
+``make test-llamacpp`` tests it with the real llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conch.backends.batching.decoder import Chunk
+from conch.backends.engines.llamacpp.decoder import LlamaDecoder
+from conch.backends.engines.llamacpp.library import library
+from conch.backends.generation.engine import EngineSpec
+from conch.checkpoints.gguf import GgufFile, TensorInfo
+from conch.core.errors import Code, ConchError
+from tests.fakes import llama_cpp
+
+CONFIG = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+F32, I32 = 0, 26
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(__import__("sys").modules, "llama_cpp", llama_cpp)
+    library.cache_clear()
+    yield
+    library.cache_clear()
+    llama_cpp.contexts.clear()
+
+
+def spec(folder: Path, content: str = "sum", kind: int = F32, **fields: Any) -> EngineSpec:
+    path = folder / "model.gguf"
+    path.write_text(content)
+    tensors = {"blk.0.attn_q.weight": TensorInfo("blk.0.attn_q.weight", (32, 32), kind, 0, 4096)}
+    gguf = GgufFile(path, 3, {}, tensors)
+    return EngineSpec(folder, CONFIG, (2,), **{"gguf": gguf, "threads": 3, "cache_tokens": 512, **fields})
+
+
+def refusal(folder: Path, content: str = "sum", **fields: Any) -> ConchError:
+    with pytest.raises(ConchError) as refused:
+        LlamaDecoder(spec(folder, content, **fields))
+    return refused.value
+
+
+def best(logits: Any) -> list[int]:
+    return [int(token) for token in np.argmax(logits, -1)]
+
+
+def test_sequences_of_a_step_are_computed_together(tmp_path: Path) -> None:
+    decoder = LlamaDecoder(spec(tmp_path))
+    logits = decoder.run([Chunk(0, 0, [1, 2]), Chunk(1, 0, [5, 6, 7], wanted=3), Chunk(2, 0, [9], wanted=0)])
+    assert logits.shape == (4, decoder.vocabulary)
+    assert best(logits) == [3, 5, 11, 18]
+    assert best(decoder.run([Chunk(2, 1, [1]), Chunk(0, 2, [4])])) == [10, 7]
+    assert decoder.run([Chunk(3, 0, [1], wanted=0)]).shape == (0, decoder.vocabulary)
+
+
+def test_slots_share_a_beginning_and_are_shortened(tmp_path: Path) -> None:
+    decoder = LlamaDecoder(spec(tmp_path))
+    decoder.run([Chunk(0, 0, [1, 2, 3])])
+    decoder.share(0, 1, 2, None)
+    assert best(decoder.run([Chunk(1, 2, [10]), Chunk(0, 3, [1])])) == [13, 7]
+    decoder.truncate(0, 1)
+    assert best(decoder.run([Chunk(0, 1, [4])])) == [5]
+    decoder.truncate(1, 0)
+    assert best(decoder.run([Chunk(1, 0, [8])])) == [8]
+
+
+def test_limits_are_those_of_the_file_the_library_and_the_parameters(tmp_path: Path) -> None:
+    decoder = LlamaDecoder(spec(tmp_path, context=100, cache_tokens=300, max_sequences=4, max_batched_tokens=64))
+    assert (decoder.context, decoder.blocks, decoder.slots, decoder.batched_tokens) == (100, 16, 64, 64)
+    assert decoder.token_bytes == 2 * 32 * 2 * 2
+    assert decoder.precision == "F32 (KV cache f16)"
+    parameters = llama_cpp.contexts[-1].parameters
+    assert (parameters.n_seq_max, parameters.n_batch, parameters.n_ubatch, parameters.n_threads) == (64, 64, 64, 3)
+    assert parameters.kv_unified
+    assert LlamaDecoder(spec(tmp_path)).context == llama_cpp.CONTEXT
+    most = f"parameter 'max_num_seqs' is 65; llama.cpp has at most {llama_cpp.SEQUENCES} sequences"
+    assert refusal(tmp_path, max_sequences=65).message == most
+
+
+def test_slots_of_a_recurrent_model_are_the_sequences_of_the_batch(tmp_path: Path) -> None:
+    decoder = LlamaDecoder(spec(tmp_path, "recurrent", max_sequences=3))
+    assert not decoder.rewinds
+    assert (decoder.slots, decoder.token_bytes, decoder.precision) == (3, 0, "F32")
+    assert decoder.blocks * decoder.block_tokens >= 3 * llama_cpp.CONTEXT
+
+
+def test_adapters_apply_to_a_run(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "adapter.gguf").write_text("1")
+    (tmp_path / "ten.gguf").write_text("10")
+    decoder = LlamaDecoder(spec(tmp_path, adapters={"one": tmp_path / "one", "ten": tmp_path / "ten.gguf"}))
+    assert decoder.adapters == ("one", "ten")
+    runs = [best(decoder.run([Chunk(slot, 0, [5])], name)) for slot, name in enumerate(("one", "", "ten", "ten"))]
+    assert runs == [[6], [5], [15], [15]]
+
+
+def test_an_adapter_that_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_model.safetensors").touch()
+    (tmp_path / "broken.gguf").write_text("broken")
+    assert refusal(tmp_path, adapters={"a": tmp_path / "none"}).message == (
+        f"LoRA adapter {tmp_path / 'none'} must be a GGUF file, or a folder with one: convert it with llama.cpp's "
+        "convert_lora_to_gguf.py"
+    )
+    assert refusal(tmp_path, adapters={"a": tmp_path / "broken.gguf"}).message == (
+        f"LoRA adapter {tmp_path / 'broken.gguf'}: lora tensor 'a' has unexpected suffix"
+    )
+
+
+def test_arguments_go_to_the_library(tmp_path: Path) -> None:
+    LlamaDecoder(spec(tmp_path, arguments={"n_ubatch": "32", "type_k": "q8_0", "type_v": "Q4_0", "flash_attn": "on"}))
+    parameters = llama_cpp.contexts[-1].parameters
+    assert (parameters.n_ubatch, parameters.type_k, parameters.type_v, parameters.flash_attn_type) == (32, 8, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"gguf": None}, "engine 'llamacpp' needs a GGUF file: {folder} has none"),
+        ({"kind": I32}, "{file}: matrix 'blk.0.attn_q.weight' is of type I32, which no model has"),
+        (
+            {"arguments": {"n_gpu_layers": "4"}},
+            "n_gpu_layers is 4, but the instance runs on the CPU: set its kind to KIND_GPU",
+        ),
+        ({"arguments": {"n_ubatch": "many"}}, "parameter 'n_ubatch' is 'many'; it must be a whole number"),
+        (
+            {"arguments": {"flash_attn": "yes"}},
+            "parameter 'flash_attn' is 'yes'; it must be one of auto, off, on",
+        ),
+        (
+            {"arguments": {"type_v": "q4_0", "flash_attn": "off"}},
+            "engine 'llamacpp' cannot serve {file}: V cache quantization requires flash_attn",
+        ),
+        ({"content": "refused"}, "engine 'llamacpp' cannot load {file}: tensor 'a' not found"),
+        ({"content": "nan"}, "engine 'llamacpp' cannot serve {file}: its logits are not finite numbers"),
+        (
+            {"content": "encoder"},
+            "engine 'llamacpp' cannot load {file}: a model of kind 'llama' does not write token after token",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_reason(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    error = refusal(tmp_path, **fields)
+    assert error.code is Code.INVALID_ARG
+    assert error.message == message.format(folder=tmp_path, file=tmp_path / "model.gguf")
+
+
+def test_a_gpu_needs_a_library_that_was_built_for_it(tmp_path: Path) -> None:
+    error = refusal(tmp_path, device="cuda")
+    assert error.code is Code.UNSUPPORTED
+    assert "reinstall llama-cpp-python with CMAKE_ARGS=-DGGML_CUDA=on" in error.message
+
+
+def test_a_step_that_does_not_fit_breaks_the_engine(tmp_path: Path) -> None:
+    decoder = LlamaDecoder(spec(tmp_path, cache_tokens=256, max_batched_tokens=300))
+    with pytest.raises(ConchError, match="the KV cache has no room for the batch"):
+        decoder.run([Chunk(0, 0, [1] * 300)])
+    with pytest.raises(ConchError, match="invalid input batch"):
+        decoder.run([Chunk(1, 7, [1])])
+    with pytest.raises(ConchError, match="a step has more than 300 tokens"):
+        decoder.run([Chunk(1, 0, [1] * 301)])
+
+
+def test_memory_is_freed_when_the_model_is_unloaded(tmp_path: Path) -> None:
+    decoder = LlamaDecoder(spec(tmp_path))
+    context = llama_cpp.contexts[-1]
+    decoder.close()
+    decoder.close()
+    assert context.freed
+    assert context.model.freed
