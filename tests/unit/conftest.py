@@ -1,4 +1,4 @@
-"""Which unit tests need more than the core and the extra ``dev``; with ``--core`` only the others run."""
+"""Which unit tests need more than the core and the extra ``dev``, or take long; with ``--core`` only the others run."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("core"):
-        marked = [item for item in items if item.get_closest_marker("extras")]
+        marked = [item for item in items if item.get_closest_marker("extras") or item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=marked)
         items[:] = [item for item in items if item not in marked]
