@@ -100,6 +100,7 @@ class InFlightBatcher(GenerationEngine):
         self.token_bytes = decoder.token_bytes
         self.precision = decoder.precision
         self.adapters = tuple(decoder.adapters)
+        self.batch_invariant = spec.batch_invariant
         self.max_sequences = max(1, min(spec.max_sequences or SEQUENCES, decoder.slots, decoder.batched_tokens - 1))
         self.features = _FEATURES
         if decoder.rewinds:

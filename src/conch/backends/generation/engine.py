@@ -160,6 +160,8 @@ class GenerationEngine(ABC):
     precision: str = ""
     #: The module whose version is the engine's, if its name differs from the engine's.
     library: ClassVar[str] = ""
+    #: Whether the results of a request do not depend on other requests.
+    batch_invariant: bool = False
     #: Warnings about the model, for the log.
     warnings: Sequence[str] = ()
     #: Names of LoRA adapters, the values of ``SamplingParams.lora_name``.
