@@ -1,4 +1,4 @@
-"""Which unit tests need more than the core and the extra ``dev``, or take long; with ``--core`` only the others run."""
+"""Which unit tests need more than the core and the extra ``dev``; with ``--core`` only the others run."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ NEED_EXTRAS: Final = (
     "backends/io_formats",
     "backends/engines",
     "backends/generation/test_generation_backend.py",
+    "backends/generation/test_gguf_check.py",
     "backends/generation/test_service.py",
     "backends/graphs",
     "backends/python/test_dlpack_torch.py",
@@ -26,6 +27,8 @@ NEED_EXTRAS: Final = (
     "benchmarks/test_client.py",
     "benchmarks/test_day_zero_checkpoints.py",
     "checkpoints/test_gguf.py",
+    "checkpoints/test_gguf_reference.py",
+    "checkpoints/test_gguf_weights.py",
     "checkpoints/test_hub.py",
     "checkpoints/tokenizers",
     "convert/causal",
@@ -57,6 +60,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("core"):
-        marked = [item for item in items if item.get_closest_marker("extras") or item.get_closest_marker("long")]
+        marked = [item for item in items if item.get_closest_marker("extras")]
         config.hook.pytest_deselected(items=marked)
         items[:] = [item for item in items if item not in marked]
