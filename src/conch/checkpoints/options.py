@@ -122,8 +122,8 @@ class Options:
         True,
         "`true`, `false`",
         "`true`",
-        "compare the result of an example with that of transformers, and refuse the model if they differ; "
-        "needs PyTorch weights",
+        "compare the result of an example with that of transformers, which needs PyTorch weights, or with the weights "
+        "of a GGUF file, and refuse the model if they differ",
     )
     top_k: int = _parameter(0, "1 or more", "the task's", "number of results if the request does not specify it")
     extra: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from conch.backends.base.arrays import Request
 from conch.backends.base.backend_base import BackendBase, quiet_libraries, versioned
 from conch.backends.generation.compilation import COMPILE_SECONDS
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
+from conch.backends.generation.gguf_check import verify_gguf
 from conch.backends.generation.options import engine_spec
 from conch.backends.generation.service import GenerationService, RequestState, ResponseBuilder
 from conch.checkpoints.folder import Checkpoint
@@ -48,13 +49,10 @@ def open_engine(name: str, spec: EngineSpec) -> GenerationEngine:
     """
     module: Any = import_module(f"conch.backends.engines.{name}")
     engine: GenerationEngine = module.open(spec)
-    if spec.batch_invariant and not engine.batch_invariant:
-        engine.close()
-        raise invalid(f"parameter 'batch_invariant' is not supported by engine '{name}'")
     return engine
 
 
-#: Prompts of different lengths for the comparison with transformers at load.
+#: Prompts of different lengths for the comparisons with transformers and GGUF weights at load.
 _EXAMPLES: Final = ("The station", "Where is the nearest library? It is near the")
 #: Size above which a request takes long to read (bytes).
 LONG_REQUEST: Final = 1 << 16
@@ -74,7 +72,6 @@ def _runtime_facts(engine: GenerationEngine, spec: EngineSpec, checkpoint: Check
         **({"precision": engine.precision} if engine.precision else {}),
         **({"variant": variant} if variant else {}),
         **{name: str(limit) for name, limit in limits.items() if limit},
-        **({"batch_invariant": "true"} if engine.batch_invariant else {}),
     }
 
 
@@ -137,10 +134,12 @@ class GenerationBackend(BackendBase):
         engine = open_engine(name, spec)
         for warning in engine.warnings:
             self.warn_of(warning)
-        if checkpoint.options.verify_on_load:
-            prompts = [tokenizer.encode(text) for text in _EXAMPLES]
-            engine.verify([prompt for prompt in prompts if prompt])
         self.runtime_facts = _runtime_facts(engine, spec, checkpoint)
+        if checkpoint.options.verify_on_load:
+            prompts = [prompt for text in _EXAMPLES if (prompt := tokenizer.encode(text))]
+            if spec.gguf is not None:
+                self.runtime_facts["gguf_check"] = verify_gguf(engine, spec.gguf, prompts, spec.threads)
+            engine.verify(prompts)
         self.text_limit = checkpoint.options.text_limit(engine.context)
         return engine
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from conch.backends.engines.openvino import gguf_weights
 from conch.backends.engines.openvino.generation_config import stop_tokens
 from conch.backends.engines.openvino.grammars import GrammarValidator
 from conch.backends.engines.openvino.precision import Precision, cache_blocks
-from conch.backends.generation.engine import EngineRequest, EngineSpec
+from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
 from conch.backends.generation.generation_backend import open_engine
+from conch.backends.generation.gguf_check import verify_gguf
 from conch.checkpoints.gguf import read_gguf
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
@@ -136,7 +138,7 @@ def test_a_gguf_file_and_grammars() -> None:
         with pytest.raises(ConchError, match=f"the {wrong.kind} that output must fit is not valid") as refused:
             engine.add(EngineRequest(9, prompt, SamplingParams(structured_outputs=wrong)))
         assert refused.value.code is Code.INVALID_ARG
-    with pytest.raises(ConchError, match="engine 'openvino' does not support beam search with structured output"):
+    with pytest.raises(ConchError, match=r"engine 'openvino' does not support beam search with structured output"):
         engine.add(EngineRequest(9, prompt, SamplingParams(beam_width=2, structured_outputs=structures[4])))
     tokens: dict[int, list[int]] = {number: [] for number in range(6)}
     while engine.busy:
@@ -147,3 +149,20 @@ def test_a_gguf_file_and_grammars() -> None:
     assert isinstance(json.loads(said[1])["age"], int)
     assert said[2] in ("Paris", 'a "city"') and said[3] == "Straße (a|b)*"
     assert said[4].isdigit() and len(said[4]) == 4 and said[5] in ("x", "yz")
+
+
+@needs_smollm2
+def test_a_graph_with_other_weights_than_the_file_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GenAI rounds the minima of Q4_1; the check at load would have found that before the graph was corrected."""
+    file = read_gguf(smollm2())
+    prompts = [[504, 3575, 282, 4649, 314], [3094, 20819, 3061, 260]]
+
+    def opened() -> GenerationEngine:
+        return open_engine("openvino", spec(file.path.parent, gguf=file, cache_tokens=1024))
+
+    engine = opened()
+    assert verify_gguf(engine, file, prompts, 1).startswith("16 of 16 tokens agree, ")
+    engine.close()
+    monkeypatch.setattr(gguf_weights, "correct", lambda model, file: False)
+    with pytest.raises(ConchError, match=r"engine 'openvino' does not compute the weights of .*gguf: "):
+        verify_gguf(opened(), file, prompts, 1)

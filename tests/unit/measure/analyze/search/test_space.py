@@ -206,7 +206,6 @@ def test_a_model_that_is_not_there_is_refused() -> None:
         )
 
 
-@pytest.mark.long
 @given(
     max_batch_size=st.integers(0, 64),
     delay=st.none() | st.integers(0, 5000),

@@ -1,0 +1,113 @@
+"""An engine that does not compute the weights of its GGUF file is refused when the model is loaded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("gguf")
+pytest.importorskip("transformers")
+
+import gguf
+import numpy as np
+
+from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine, Progress
+from conch.backends.generation.generation_backend import open_engine
+from conch.backends.generation.gguf_check import verify_gguf
+from conch.checkpoints.gguf import config_of, read_gguf
+from conch.core.errors import Code, ConchError, invalid
+from tests.unit.backends.generation.fake_engine import FakeEngine
+from tests.unit.checkpoints.gguf_models import model, write
+
+PROMPTS = [[3, 4, 5], [9, 8, 7, 6, 5, 4, 3, 11, 12]]
+
+
+@pytest.fixture(scope="module")
+def network() -> Any:
+    return model("llama", hidden_size=256, num_hidden_layers=2, intermediate_size=256, initializer_range=0.1)
+
+
+def engine(path: Path) -> GenerationEngine:
+    file = read_gguf(path)
+    return open_engine("transformers", EngineSpec(path.parent, config_of(file), (), gguf=file, threads=1))
+
+
+def with_rounded_minima(path: Path, target: Path) -> Path:
+    """The same file, with minima of Q4_1 that are multiples of their scale: what OpenVINO GenAI makes of it."""
+    data = bytearray(path.read_bytes())
+    for tensor in read_gguf(path).tensors.values():
+        if tensor.type == gguf.GGMLQuantizationType.Q4_1:
+            held = np.frombuffer(data, np.float16, tensor.size // 2, tensor.offset).reshape(-1, 10)
+            held[:, 1] = held[:, 0] * np.round(held[:, 1] / np.where(held[:, 0] == 0, 1, held[:, 0]))
+    target.write_bytes(data)
+    return target
+
+
+@pytest.mark.parametrize(
+    "kind", ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "MXFP4", "TQ1_0", "TQ2_0"]
+)
+def test_engine_that_computes_the_weights_is_accepted(tmp_path: Path, network: Any, kind: str) -> None:
+    path = write(tmp_path / "m.gguf", "llama", network, kind)
+    result = verify_gguf(engine(path), read_gguf(path), PROMPTS, 1)
+    assert result == "16 of 16 tokens agree, log-probabilities differ by 0.0000 on average"
+
+
+def test_engine_that_rounds_minima_is_refused(tmp_path: Path, network: Any) -> None:
+    path = write(tmp_path / "m.gguf", "llama", network, "Q4_1")
+    (tmp_path / "rounded").mkdir()
+    rounded = engine(with_rounded_minima(path, tmp_path / "rounded" / "m.gguf"))
+    with pytest.raises(ConchError, match=r"engine 'transformers' does not compute the weights of .*m\.gguf: ") as error:
+        verify_gguf(rounded, read_gguf(path), PROMPTS, 1)
+    assert error.value.code is Code.INVALID_ARG
+    assert error.value.message.endswith(
+        "; set parameter 'engine' to another engine, or 'verify_on_load' to false to serve it anyway"
+    )
+
+
+def test_engine_that_reports_other_log_probabilities_is_refused(tmp_path: Path, network: Any) -> None:
+    path = write(tmp_path / "m.gguf", "llama", network, "Q8_0")
+    right = engine(path)
+
+    class Flattering(FakeEngine):
+        """The tokens of another engine, with a log-probability of zero."""
+
+        def add(self, request: EngineRequest) -> None:
+            right.add(request)
+
+        def step(self) -> list[Progress]:
+            progress = right.step()
+            for step in progress:
+                for entry in step.logprobs or ():
+                    entry.logprob = 0.0
+            return progress
+
+        @property
+        def busy(self) -> bool:
+            return right.busy
+
+    with pytest.raises(ConchError, match=r"16 of 16 tokens agree, log-probabilities differ by \d\.\d+ on average"):
+        verify_gguf(Flattering(), read_gguf(path), PROMPTS, 1)
+
+
+def test_file_without_a_reference_is_not_checked(
+    tmp_path: Path, network: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "m.gguf", "llama", network, metadata={"general.architecture": "gpt2"})
+    with caplog.at_level(logging.WARNING):
+        result = verify_gguf(FakeEngine(), read_gguf(path), PROMPTS, 1)
+    assert result == "not checked: there is no reference for architecture 'gpt2'"
+    assert caplog.messages == [f"{path} was not compared with its weights: {result.removeprefix('not checked: ')}"]
+
+
+def test_an_engine_that_fails_is_left_without_requests(tmp_path: Path, network: Any) -> None:
+    class Failing(FakeEngine):
+        def step(self) -> list[Progress]:
+            return [Progress(next(iter(self.running)), error=invalid("no room"))]
+
+    failing = Failing()
+    path = write(tmp_path / "m.gguf", "llama", network)
+    assert verify_gguf(failing, read_gguf(path), PROMPTS, 1) == "not checked: no room"
+    assert not failing.busy
