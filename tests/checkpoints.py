@@ -7,6 +7,7 @@ and ``HF_HUB_OFFLINE=1`` the names resolve as if the models had been downloaded.
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     FalconConfig,
@@ -92,6 +94,23 @@ def write_checkpoint(
     model.generation_config = GenerationConfig(do_sample=False, bos_token_id=0, eos_token_id=0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def write_adapter(checkpoint: Path, folder: Path, seed: int) -> None:
+    """A LoRA adapter of the attention of ``checkpoint`` with random weights from ``seed``, as peft writes it."""
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for name, weight in load_file(checkpoint / "model.safetensors").items():
+        if name.endswith(("q_proj.weight", "v_proj.weight")):
+            layer = f"base_model.model.{name.removesuffix('.weight')}"
+            rows, columns = weight.shape
+            tensors[f"{layer}.lora_A.weight"] = torch.randn(4, columns, generator=generator) * 0.5
+            tensors[f"{layer}.lora_B.weight"] = torch.randn(rows, 4, generator=generator) * 0.5
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "lora_dropout": 0.0}
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(
+        json.dumps({**config, "bias": "none", "target_modules": ["q_proj", "v_proj"]})
+    )
+    save_file(tensors, folder / "adapter_model.safetensors")
 
 
 def add_to_cache(cache: Path, name: str, folder: Path) -> None:

@@ -18,7 +18,7 @@ import openai
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from tests.checkpoints import train_tokenizer, write_checkpoint
+from tests.checkpoints import train_tokenizer, write_adapter, write_checkpoint
 from tests.conformance.raw import Reply, Request, get, post, send
 from tests.e2e.processes import alive, workers
 from tests.events import eventually
@@ -54,6 +54,7 @@ def repository(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         "broken": {"tensor_parallel_size": 3},
         "misspelt": {"enforce_eagre": True},
         "unscaled": {"rope_theta": 1e6},
+        "adapted": {"enable_lora": True},
     }
     for name, arguments in models.items():
         version = folder / name / "1"
@@ -62,6 +63,9 @@ def repository(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         given = {"model": str(checkpoint), "dtype": "float32", "enforce_eager": True, "disable_log_requests": True}
         given |= {"disable_log_stats": True, "swap_space": 4}
         (version / "model.json").write_text(json.dumps(given | arguments))
+    adapter = folder / "adapted" / "1" / "red"
+    write_adapter(checkpoint, adapter, seed=1)
+    (adapter.parent / "multi_lora.json").write_text(json.dumps({"red": str(adapter)}))
     return folder
 
 
@@ -213,6 +217,23 @@ def test_output_fits_its_structure_after_requests_with_other_structures(server: 
         reply = generate(server, **structured(**structure), exclude_input_in_output=True)
         assert reply.status == 200, reply.error
         assert fits(reply.json()["text_output"]), (structure, reply.json()["text_output"])
+
+
+def test_adapter_is_a_model_of_the_openai_api(server: ConchServer) -> None:
+    assert load(server, "adapted").status == 200
+    listed = {model["id"]: model.get("parent") for model in get(server.http, "/v1/models").json()["data"]}
+    assert listed == {"llama": None, "adapted": None, "red": "adapted"}
+    texts = []
+    for model in ("adapted", "red"):
+        body = {"model": model, "prompt": PROMPTS[1], "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+        reply = send(server.http, Request("POST", "/v1/completions", body), LOAD_SECONDS).json()
+        assert reply["model"] == model
+        texts.append(reply["choices"][0]["text"])
+    named = {"text_input": PROMPTS[1], "exclude_input_in_output": True, "parameters": {
+        "lora_name": "red", "temperature": 0, "max_tokens": 8, "ignore_eos": True,
+    }}  # fmt: skip
+    assert post(server.http, "/v2/models/adapted/generate", named).json()["text_output"] == texts[1] != texts[0]
+    post(server.http, "/v2/repository/models/adapted/unload", {})
 
 
 @pytest.mark.parametrize(

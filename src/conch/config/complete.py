@@ -29,6 +29,8 @@ RUNTIME_FACT_PREFIX: Final = "conch."
 
 #: The runtime fact of text models: ``yes`` if the model accepts conversations, else ``none``.
 CHAT_TEMPLATE: Final = "chat_template"
+#: The runtime fact of text models with LoRA adapters: a JSON list of their names.
+ADAPTERS: Final = "adapters"
 
 
 @dataclass(frozen=True)

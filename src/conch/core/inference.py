@@ -51,7 +51,8 @@ class ModelSignature:
     """The inputs, outputs and limits that validate requests to a model version.
 
     ``max_batch_size`` 0 means no batch dimension. ``by_row``: ``generate`` returns a value for each row instead of one
-    flat list; without a batch dimension it accepts several texts and makes a request of each.
+    flat list; without a batch dimension it accepts several texts and makes a request of each. ``adapters`` are names of
+    LoRA adapters, which the worker of the model reports.
     """
 
     name: str
@@ -62,6 +63,7 @@ class ModelSignature:
     decoupled: bool = False
     check_parameters: ParameterCheck | None = field(default=None, compare=False)
     by_row: bool = False
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

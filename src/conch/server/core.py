@@ -229,7 +229,26 @@ class InferenceServer:
             return self.model(name).signature
         except LoadNeeded:
             assert self._on_demand is not None
-            return self._on_demand.signature(name)
+            return self._on_demand.signatures.get(name)
+
+    def adapters(self) -> dict[str, str]:
+        """Return the LoRA adapters of the ready models, each with the name of its model.
+
+        Adapters that share their name with a model, or with an adapter of another model, are omitted. The adapters of a
+        model that is loaded on demand are known after its first load.
+        """
+        signatures = {} if self._on_demand is None else dict(self._on_demand.signatures)
+        signatures |= {model.name: model.signature for model in self._table.loaded()}
+        owners: dict[str, list[str]] = {}
+        for name, signature in signatures.items():
+            for adapter in signature.adapters:
+                owners.setdefault(adapter, []).append(name)
+        ready = set(self.ready_models()) if owners else set()
+        return {
+            adapter: name
+            for adapter, (name, *others) in owners.items()
+            if name in ready and not others and adapter not in ready
+        }
 
     def statistics(self, name: str = "", version: int = -1) -> list[dict[str, Any]]:
         """Return the statistics of one version, of all ready versions of a model, or of all models."""

@@ -28,7 +28,7 @@ from conch.repository.fingerprint import NO_IDENTITY, ExternalFiles, Identity
 from conch.repository.names import qualified
 from conch.server.execution.caching import CachedMessages, CacheLookup
 from conch.server.execution.executor import STOPPING, Executor
-from conch.server.runtime_facts import RuntimeFacts, shown
+from conch.server.runtime_facts import RuntimeFacts, adapters, shown
 from conch.server.schedulers.ordering import InOrder
 from conch.telemetry.statistics import FailureReason, ModelStatistics
 
@@ -136,10 +136,10 @@ class Model:
         self.version = version
         self.config = config
         self.statistics = statistics
-        self.set_runtime_facts({})
         runs_on = implementation(config)
         backend = backend_of(runs_on, parameters(config)) if runs_on in BACKENDS else None
         self.signature = _with_request_rules(make_signature(config, version), backend)
+        self.set_runtime_facts({})
         self.executor = executor
         self.cache = cache
         self._submit = executor.submit if cache is None else cache.submit
@@ -199,7 +199,8 @@ class Model:
         self.config = config
 
     def set_runtime_facts(self, runtime_facts: RuntimeFacts) -> None:
-        """Set the runtime facts that the statistics and the configuration for clients show."""
+        """Set the runtime facts that the statistics and the configuration for clients show, and the adapters."""
+        self.signature = replace(self.signature, adapters=adapters(runtime_facts))
         self.statistics.runtime_facts = dict(runtime_facts)
         self.shown_config = shown(self.config, runtime_facts)
         self.config_json = render.to_json(self.shown_config).encode()

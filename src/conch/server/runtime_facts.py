@@ -6,9 +6,10 @@ where every Triton client accepts them. Pure functions.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 
-from conch.config.complete import RUNTIME_FACT_PREFIX
+from conch.config.complete import ADAPTERS, RUNTIME_FACT_PREFIX
 from conch.config.schema import ModelConfig, copied, implementation
 
 #: Facts about a model or a worker by name: ``engine``, ``precision`` …; numbers are strings.
@@ -27,6 +28,11 @@ def merged(workers: Iterable[RuntimeFacts]) -> dict[str, str]:
         for name, value in facts.items():
             values.setdefault(name, {})[value] = None
     return {name: ", ".join(different) for name, different in values.items()}
+
+
+def adapters(facts: RuntimeFacts) -> tuple[str, ...]:
+    """Return the names of a model's LoRA adapters."""
+    return tuple(json.loads(facts.get(ADAPTERS, "[]")))
 
 
 def shown(config: ModelConfig, facts: RuntimeFacts) -> ModelConfig:

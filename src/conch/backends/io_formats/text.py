@@ -30,7 +30,7 @@ from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.stream import TextStream
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.config.complete import CHAT_TEMPLATE
+from conch.config.complete import ADAPTERS, CHAT_TEMPLATE
 from conch.core.errors import invalid
 from conch.core.inference import TensorSpec
 from conch.core.sampling import TEXT_GENERATION
@@ -455,6 +455,8 @@ class TextBackend(GenerationBackend):
         tokenizer.template.require_library(checkpoint.extra)
         engine = self.open_engine(checkpoint, instance, tokenizer, self.arguments)
         self.runtime_facts[CHAT_TEMPLATE] = "yes" if tokenizer.template else "none"
+        if engine.adapters:
+            self.runtime_facts[ADAPTERS] = json.dumps(engine.adapters)
         io_format = TextInterface(
             tokenizer,
             self.defaults(checkpoint.json("generation_config.json") or {}, settings),

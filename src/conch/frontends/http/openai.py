@@ -12,7 +12,7 @@ from functools import partial
 from time import time
 from typing import Final
 
-from conch.core.errors import ConchError, internal, not_found
+from conch.core.errors import Code, ConchError, internal, not_found
 from conch.core.inference import InferRequest, InferResponse, ModelSignature
 from conch.core.tensors import WireTensor
 from conch.frontends.http.background_tasks import BackgroundTasks, take_body
@@ -126,7 +126,7 @@ class GenerationResponder(OpenAiResponder):
     def __init__(
         self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]
     ) -> None:
-        self._response: OpenAiResponse = plan.answer(model.name)
+        self._response: OpenAiResponse = plan.answer(plan.adapter or model.name)
         self._choices = plan.choices
         self._top = plan.logprobs or 0
         self._stream = plan.stream
@@ -221,15 +221,17 @@ class OpenAi:
         self._tasks = BackgroundTasks(refuse)
 
     def models(self, exchange: HttpExchange) -> None:
-        """Handle ``GET /v1/models``: list the ready models that an endpoint can use."""
-        names = self._server.ready_models()
-        exchange.respond(200, [JSON], list_body(filter(self._is_usable, names), self._created))
+        """Handle ``GET /v1/models``: list the ready models that an endpoint can use, and their LoRA adapters."""
+        names = [name for name in self._server.ready_models() if self._is_usable(name)]
+        adapters = {adapter: name for adapter, name in self._server.adapters().items() if name in names}
+        exchange.respond(200, [JSON], list_body(names, adapters, self._created))
 
     def model(self, exchange: HttpExchange, name: str) -> None:
         """Handle ``GET /v1/models/{name}``: describe one of them."""
-        if not self._is_usable(name):
+        parent = None if self._is_usable(name) else self._server.adapters().get(name)
+        if not self._is_usable(name if parent is None else parent):
             raise not_found(f"The model '{name}' does not exist")
-        exchange.respond(200, [JSON], model_body(name, self._created))
+        exchange.respond(200, [JSON], model_body(name, self._created, parent))
 
     def chat(self, exchange: HttpExchange) -> None:
         """Handle ``POST /v1/chat/completions``."""
@@ -242,6 +244,17 @@ class OpenAi:
     def embedding(self, exchange: HttpExchange) -> None:
         """Handle ``POST /v1/embeddings``."""
         self._start(exchange, "embedding")
+
+    def _model(self, name: str) -> Model:
+        """Return the model with a name, or with a LoRA adapter of that name. Raises NOT_FOUND or UNAVAILABLE."""
+        try:
+            return self._server.model(name)
+        except ConchError as missing:
+            absent = missing.code is Code.NOT_FOUND or isinstance(missing, LoadNeeded)
+            parent = self._server.adapters().get(name) if absent else None
+            if parent is None:
+                raise
+            return self._server.model(parent)
 
     def _is_usable(self, name: str) -> bool:
         """Whether an endpoint can use the model; True for a model whose signature is unknown until it is loaded."""
@@ -266,7 +279,7 @@ class OpenAi:
 
                 def signature_of(name: str, stack: ExitStack = stack) -> ModelSignature:
                     nonlocal model, again
-                    model = self._server.model(name)
+                    model = self._model(name)
                     stack.enter_context(model.held())
                     again = b""
                     return model.signature

@@ -29,6 +29,7 @@ from conch.wire.openai.embeddings import EmbeddingPlan, embedding_body
 from conch.wire.openai.endpoints import ENDPOINTS
 from conch.wire.openai.reading import read_body
 from conch.wire.openai.response import ResponsePlan
+from conch.wire.openai.sampling import Decoding
 from conch.wire.regions import Regions
 from conch.workers.child.forked import end_with_parent
 
@@ -92,13 +93,16 @@ def openai(
 ) -> tuple[ResponsePlan | EmbeddingPlan, list[dict[str, WireTensor]]]:
     """Decode a request of the OpenAI API: the plan of its response, and the inputs of each request to the model.
 
-    ``signature_of`` is called with the name of the model; its errors refuse the request.
+    ``signature_of`` is called with the name of the model or LoRA adapter; its errors refuse the request.
     """
     require, read = ENDPOINTS[endpoint]
     fields = read_body(compression.decompress(body, encoding, limit))
-    signature = signature_of(fields.required_text("model"))
+    name = fields.required_text("model")
+    signature = signature_of(name)
     require(signature)
     request = read(fields)
+    if isinstance(request, Decoding) and name != signature.name and name in signature.adapters:
+        request = request.with_adapter(name)
     return request.plan, request.inputs(signature)
 
 

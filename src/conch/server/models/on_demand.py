@@ -159,7 +159,8 @@ class OnDemand:
         #: Names of the models in the repository when it was last read.
         self.known: frozenset[str] = frozenset()
         #: Signatures of models when they were last loaded.
-        self._signatures: dict[str, ModelSignature] = {}
+        #: The signatures of models when they were last loaded.
+        self.signatures: dict[str, ModelSignature] = {}
         self._requested_by_models: set[str] = set()
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -242,10 +243,6 @@ class OnDemand:
         fails = self.planner.back_off.refusal(name, self._clock())
         return not self._closed and name in self.known and fails is None
 
-    def signature(self, name: str) -> ModelSignature | None:
-        """The signature of a model when it was last loaded; None if it never was."""
-        return self._signatures.get(name)
-
     def families(self) -> Iterable[Family]:
         """The metric families of loading on demand."""
         loaded = len(self.planner.residents(Phase.LOADED))
@@ -317,7 +314,7 @@ class OnDemand:
         for name in self._table.models:
             if self.planner.phase(name) in (None, Phase.LOADING) and self._serves(name):
                 self.planner.serves(name, self._need(name), self._clock())
-                self._signatures[name] = self._models(name)[-1].signature
+                self.signatures[name] = self._models(name)[-1].signature
 
     def _set_timer(self, now: float) -> None:
         if self._timer is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from conch.core.inference import ModelSignature
@@ -67,16 +67,21 @@ def require_embedding(signature: ModelSignature) -> None:
         raise ApiError(f"model '{signature.name}' does not embed texts", "model")
 
 
-def model_object(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "conch"}
+def model_object(name: str, created: int, parent: str | None = None) -> dict[str, Any]:
+    """Return OpenAI's object of a model; ``parent`` is the model of a LoRA adapter, as in vLLM."""
+    members = {"id": name, "object": "model", "created": created, "owned_by": "conch"}
+    return members if parent is None else {**members, "parent": parent}
 
 
-def model_body(name: str, created: int) -> bytes:
-    return text.dumps(model_object(name, created))
+def model_body(name: str, created: int, parent: str | None = None) -> bytes:
+    return text.dumps(model_object(name, created, parent))
 
 
-def list_body(names: Iterable[str], created: int) -> bytes:
-    return text.dumps({"object": "list", "data": [model_object(name, created) for name in names]})
+def list_body(names: Iterable[str], adapters: Mapping[str, str], created: int) -> bytes:
+    """Return the list of the models ``names``, and of ``adapters`` with their models."""
+    models = [model_object(name, created) for name in names]
+    models += [model_object(name, created, parent) for name, parent in sorted(adapters.items())]
+    return text.dumps({"object": "list", "data": models})
 
 
 def _is_text(tensors: Any, name: str) -> bool:

@@ -196,7 +196,7 @@ class ResponsePlan(ABC):
 
     ``choices`` is the number of choices per prompt, ``limit`` is ``max_tokens`` if given, ``logprobs`` the number of
     alternatives to each token (None: no log-probabilities). ``members`` are the request's names of parameters, where
-    they differ from those of the model.
+    they differ from those of the model. ``adapter`` is the LoRA adapter that the request names as its model.
     """
 
     choices: int
@@ -205,6 +205,7 @@ class ResponsePlan(ABC):
     stream: bool
     include_usage: bool
     members: dict[str, str]
+    adapter: str
 
     @abstractmethod
     def answer(self, model: str) -> OpenAiResponse:

@@ -6,8 +6,8 @@ unchanged and checked by the model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
 
 from conch.core.sampling.parameters import MAX_SAMPLES, PARAMETERS
 from conch.core.sampling.structures import KINDS
@@ -21,6 +21,7 @@ class Decoding:
 
     ``sampling`` has the parameters of the request, ``logprobs`` the number of alternatives to each token (None: no
     log-probabilities). ``members`` are the request's names of parameters, where they differ from those of the model.
+    ``adapter`` is the LoRA adapter that the request names as its model.
     """
 
     sampling: dict[str, Any]
@@ -28,6 +29,13 @@ class Decoding:
     logprobs: int | None
     stream: bool
     include_usage: bool
+    adapter: str = ""
+
+    def with_adapter(self, name: str) -> Self:
+        """Return the request for a LoRA adapter. Raises ApiError if the request names another one."""
+        if self.sampling.get("lora_name", name) != name:
+            raise ApiError(f"'lora_name' is another adapter than the model '{name}'", "lora_name")
+        return replace(self, adapter=name, sampling={**self.sampling, "lora_name": name})
 
     @property
     def choices(self) -> int:
@@ -45,6 +53,7 @@ class Decoding:
             "stream": self.stream,
             "include_usage": self.include_usage,
             "members": self.members,
+            "adapter": self.adapter,
         }
 
 

@@ -78,6 +78,9 @@ class Core:
         registry = Registry(cpu=False, gpu=False)
         self.versions = ServingVersions(self.table, registry, MemoryLedger(self.table))
 
+    def adapters(self) -> dict[str, str]:
+        return {}
+
     def load(self, label: str, version: int, config: str = CONFIG) -> Model:
         """Load a version, in place of everything that the model had."""
         known = self.table.models.setdefault("m", ModelState("m"))

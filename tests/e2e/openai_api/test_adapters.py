@@ -1,0 +1,72 @@
+"""LoRA adapters as models of the OpenAI API, of models that are loaded on demand one at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from tests.checkpoints import train_tokenizer, write_adapter, write_checkpoint
+from tests.conformance.raw import get
+from tests.e2e.openai_api.asking import post
+from tests.servers import ConchServer
+
+pytest.importorskip("peft")
+
+#: The adapters of each model; ``shared`` belongs to both, and ``other`` is also the name of a model.
+ADAPTERS = {"llama": ("red", "blue", "shared", "other"), "other": ("shared",)}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
+    folder = tmp_path_factory.mktemp("adapters")
+    for name, adapters in ADAPTERS.items():
+        version = folder / "models" / name / "1"
+        write_checkpoint(version, LlamaConfig, {"intermediate_size": 64}, train_tokenizer(), seed=len(name))
+        for seed, adapter in enumerate(adapters):
+            write_adapter(version, version / adapter, seed)
+        modules = json.dumps(json.dumps({adapter: adapter for adapter in adapters}))
+        (folder / "models" / name / "config.pbtxt").write_text(
+            f'backend: "huggingface" parameters {{ key: "lora_modules" value {{ string_value: {modules} }} }}'
+        )
+    options = ("--model-control-mode=on-demand", "--max-loaded-models=1", "--min-loaded-secs=0")
+    with ConchServer(folder / "models", *options, log=folder / "log") as server:
+        yield server
+
+
+def complete(server: ConchServer, model: str, **more: Any) -> tuple[int, Any]:
+    body = {"model": model, "prompt": "How can you be", "max_tokens": 8, "temperature": 0, "ignore_eos": True, **more}
+    status, _, reply = post(server, "/v1/completions", body)
+    return status, reply
+
+
+def test_adapters_are_models_once_their_model_has_been_loaded(server: ConchServer) -> None:
+    assert complete(server, "red")[0] == 404
+    texts = {}
+    for adapter in ("", "red", "blue"):
+        status, reply = complete(server, "llama", lora_name=adapter)
+        assert (status, reply.get("model")) == (200, "llama"), reply
+        texts[adapter] = reply["choices"][0]["text"]
+    assert len(set(texts.values())) == 3
+    listed = {model["id"]: model.get("parent") for model in get(server.http, "/v1/models").json()["data"]}
+    assert listed == {"llama": None, "other": None, "red": "llama", "blue": "llama", "shared": "llama"}
+    assert get(server.http, "/v1/models/red").json()["parent"] == "llama"
+
+    # The adapter's model is loaded again after its eviction, and names that are ambiguous are no models.
+    assert complete(server, "other")[1]["model"] == "other"
+    for adapter in ("red", "blue"):
+        status, reply = complete(server, adapter)
+        assert (status, reply["model"], reply["choices"][0]["text"]) == (200, adapter, texts[adapter])
+    assert complete(server, "shared")[0] == 404
+    assert get(server.http, "/v1/models/shared").status == 404
+    assert "conch.adapters" in get(server.http, "/v2/models/llama/config").json()["parameters"]
+
+
+def test_adapter_that_contradicts_the_model_is_refused(server: ConchServer) -> None:
+    complete(server, "llama")
+    assert complete(server, "red", lora_name="red")[0] == 200
+    status, reply = complete(server, "red", lora_name="blue")
+    assert (status, reply["error"]["param"]) == (400, "lora_name")
