@@ -212,7 +212,7 @@ class Application:
         limits = ClientLimits.of(settings)
         registry.add(limits.budget.families)
         registry.add(limits.counts.families)
-        self._offloader = Offloader(settings.codec_memory, settings.codec_timeout_secs, limits.budget)
+        self._offloader = Offloader(settings.offload_memory, settings.offload_timeout_secs, limits.budget)
         self._front_ends = self._make_front_ends(registry, limits)
         self._services: list[str] = []
         self._heap = heap_trimmer()

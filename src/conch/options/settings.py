@@ -137,8 +137,8 @@ class Settings:
         0, "Server", "Maximum bytes of requests and unread responses in memory; 0 for a quarter of the memory."
     )
     # Parsed JSON uses up to 24 times its size; JSON of floats a tenth of that.
-    codec_memory: Bytes = option(2 << 30, "Server", "Memory that decoding one large request may take, in bytes.")
-    codec_timeout_secs: Count = option(
+    offload_memory: Bytes = option(2 << 30, "Server", "Memory that decoding one large request may take, in bytes.")
+    offload_timeout_secs: Count = option(
         60, "Server", "Seconds of processor time that decoding one large request may take."
     )
     max_connections: Number = option(
@@ -411,6 +411,10 @@ RENAMED: Final[Mapping[str, OlderFlag]] = {
         warning="'--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' instead.",
     ),
     "response-cache-byte-size": OlderFlag("cache-config", "local,size={}"),
+    **{
+        old: OlderFlag(new, warning=f"'--{old}' is deprecated: use '--{new}'.")
+        for old, new in (("codec-memory", "offload-memory"), ("codec-timeout-secs", "offload-timeout-secs"))
+    },
     **{
         f"trace-{name}": OlderFlag(
             "trace-config", f"{setting}={{}}", _TRACE.format(f"trace-{name}", f"{setting}=<{values}>")

@@ -273,6 +273,17 @@ def test_module_is_the_command() -> None:
     assert result.stdout.startswith("conch ")
 
 
+def test_older_names_of_the_limits_of_offloading_work(
+    started: list[Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = serve(started, "--codec-memory=1000000", "--codec-timeout-secs=7")
+    assert (settings.offload_memory, settings.offload_timeout_secs) == (1_000_000, 7)
+    assert capsys.readouterr().err.splitlines() == [
+        "Warning: '--codec-memory' is deprecated: use '--offload-memory'.",
+        "Warning: '--codec-timeout-secs' is deprecated: use '--offload-timeout-secs'.",
+    ]
+
+
 def test_deprecated_flags_work_and_are_told_of(started: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
     settings = serve(started, "--strict-model-config=true", "--trace-rate=7", "--trace-level=TIMESTAMPS")
     assert settings.disable_auto_complete_config

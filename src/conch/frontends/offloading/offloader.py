@@ -381,10 +381,10 @@ class Offloader:
 
         def check() -> ConchError | None:
             if process.resident > self._memory:
-                return invalid(f"{task} {self._memory} bytes of memory. Use --codec-memory to increase the limit.")
+                return invalid(f"{task} {self._memory} bytes of memory. Use --offload-memory to increase the limit.")
             if process.processor_seconds - before > self.seconds:
                 return invalid(
-                    f"{task} {self.seconds:g} s of processor time. Use --codec-timeout-secs to increase the limit."
+                    f"{task} {self.seconds:g} s of processor time. Use --offload-timeout-secs to increase the limit."
                 )
             if clock() > until:
                 return unavailable(f"the server is busy: {task} {self.wall_seconds:g} s")

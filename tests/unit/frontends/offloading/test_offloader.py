@@ -341,7 +341,7 @@ async def test_an_answer_of_generate_is_what_the_server_would_have_written(offlo
 async def test_what_takes_too_long_is_refused_and_the_next_is_served() -> None:
     offloader = Offloader(1 << 30, 0.1, ByteBudget(1 << 30), wall_seconds=60)
     error = await refusal(decode_infer_elsewhere(offloader, b"[" + b"{}," * 2_000_000 + b"{}]"))
-    assert error.code is Code.INVALID_ARG and "--codec-timeout-secs" in error.message
+    assert error.code is Code.INVALID_ARG and "--offload-timeout-secs" in error.message
     offloader.seconds = 30
     request, _ = await decode_infer_elsewhere(offloader, json.dumps(INFER).encode())
     assert request.id == "an id"
@@ -362,7 +362,7 @@ async def test_work_that_gets_no_processor_time_is_to_be_tried_again(offloader: 
 async def test_what_takes_too_much_memory_is_refused() -> None:
     offloader = Offloader(1 << 20, 30, ByteBudget(1 << 30))  # less than a process has when it has been started
     error = await refusal(decode_infer_elsewhere(offloader, b"[" + b"{}," * 2_000_000 + b"{}]"))
-    assert error.code is Code.INVALID_ARG and "--codec-memory" in error.message
+    assert error.code is Code.INVALID_ARG and "--offload-memory" in error.message
     await offloader.close()
 
 
