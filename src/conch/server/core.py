@@ -29,8 +29,7 @@ from conch.server.bls import BlsModels
 from conch.server.caching.chosen import make_cache
 from conch.server.concurrency import end_all
 from conch.server.execution.remote.executor import RemoteExecutor
-from conch.server.execution.starting import WorkerServices, log_levels
-from conch.server.execution.worker_timeouts import worker_timeouts
+from conch.server.execution.starting import WorkerServices, log_levels, worker_timeouts
 from conch.server.extensions import EXTENSIONS
 from conch.server.model import Model
 from conch.server.models.lifecycle import Lifecycle

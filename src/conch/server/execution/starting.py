@@ -31,11 +31,12 @@ from conch.core.tensors import ELEMENT_SIZE, WireTensor
 from conch.machine import logs
 from conch.machine.facts import environment_for
 from conch.machine.memory import resident_bytes
+from conch.options.settings import Settings
 from conch.repository.model_files import ModelFiles
-from conch.server.execution.worker_timeouts import with_stub_timeout
 from conch.server.runtime_facts import sentence
 from conch.workers.host.bls import BlsServer
 from conch.workers.host.environment import Environments, activated
+from conch.workers.host.liveness import WorkerTimeouts
 from conch.workers.host.process import WorkerProcess
 from conch.workers.host.templates import TemplateKind, Templates
 
@@ -390,7 +391,7 @@ class WorkerStarter:
         worker.loading = True
         worker.reschedules = self.config.sequence_batching.iterative_sequence
         if implementation(self.config) == "python":
-            worker.timeouts = with_stub_timeout(worker.timeouts, self._backend_config.get("stub-timeout-seconds"))
+            worker.timeouts = _with_stub_timeout(worker.timeouts, self._backend_config.get("stub-timeout-seconds"))
         if self._services.bls is not None:
             worker.calls.serve_bls(self._services.bls, self._files.name)
         frame = init_frame(self._files, self._version, self.config, self._backend_config)
@@ -496,3 +497,29 @@ def log_levels() -> dict[str, Any]:
         "error": current.log_error,
         "verbose": current.log_verbose_level,
     }
+
+
+def worker_timeouts(settings: Settings) -> WorkerTimeouts:
+    """The timeouts of every worker."""
+    return WorkerTimeouts(
+        stopped=settings.stopped_worker_secs,
+        silent=settings.silent_worker_secs,
+        execution=settings.execute_timeout_secs,
+        step=settings.step_timeout_secs,
+        load_idle=settings.load_idle_secs,
+        load=settings.load_timeout_secs,
+        unload=settings.unload_timeout_secs,
+        finalize=settings.finalize_timeout_secs,
+    )
+
+
+def _with_stub_timeout(timeouts: WorkerTimeouts, text: str | None) -> WorkerTimeouts:
+    """Apply Triton's ``stub-timeout-seconds``, the Python backend's timeout for worker startup without the model.
+
+    Raises INVALID_ARG if ``text`` is not a whole number of seconds.
+    """
+    if text is None:
+        return timeouts
+    if not (text.isascii() and text.isdigit()):
+        raise invalid(f"--backend-config: stub-timeout-seconds is '{text}'; it must be a whole number of seconds")
+    return replace(timeouts, start=int(text))
