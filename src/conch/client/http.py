@@ -32,7 +32,7 @@ from conch.core.inference import TensorSpec
 from conch.core.tensors import Buffer, WireTensor
 from conch.machine.addresses import host_and_port
 from conch.wire.json.generate import deduced_shape
-from conch.wire.json.outgoing import CODES, decode_error, encode_request, model_path
+from conch.wire.json.outgoing import CODES, decode_error, encode_request, model_path, read_response
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _OVER_GRPC: Final = "connect with grpc:// for this request"
@@ -238,9 +238,7 @@ class HttpTransport:
         path = f"{model_path(request.model, request.version)}/infer"
         headers = {JSON_SIZE: str(len(header))}
         response = self._exchange("POST", path, (header, *tensors), request.deadline, request.model, headers)
-        length = response.json_size
-        document = json.loads(response.body[:length])
-        return _result(request, document, memoryview(response.body)[len(response.body) if length is None else length :])
+        return _result(request, response.body, response.json_size)
 
     def stream(self, request: OutgoingRequest) -> ResultStream:
         if not request.signature.decoupled:
@@ -417,23 +415,20 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _result(request: OutgoingRequest, document: Mapping[str, Any], binary: memoryview) -> InferResult:
-    outputs = {}
-    at = 0
-    for entry in document["outputs"]:
-        name, shape = entry["name"], tuple(entry["shape"])
-        size = entry.get("parameters", {}).get("binary_data_size")
-        if size is not None:
-            outputs[name] = decode(WireTensor(name, entry["datatype"], shape, binary[at : at + size]))
-            at += size
-        elif "data" in entry:
-            outputs[name] = from_values(name, entry["datatype"], shape, entry["data"])
+def _result(request: OutgoingRequest, body: bytes, json_size: int | None) -> InferResult:
+    document, outputs = read_response(body, json_size)
+    arrays = {}
+    for name, datatype, shape, data, values in outputs:
+        if data is not None:
+            arrays[name] = decode(WireTensor(name, datatype, shape, data))
+        elif values is not None:
+            arrays[name] = from_values(name, datatype, shape, values)
         else:
             raise internal(f"output '{name}' of model '{request.model}' came without data")
     return InferResult(
         document["model_name"],
         str(document["model_version"]),
-        outputs,
+        arrays,
         document.get("id", ""),
         document.get("parameters", {}),
     )

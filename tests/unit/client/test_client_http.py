@@ -179,6 +179,29 @@ def test_a_stream_that_drips_has_the_timeout_of_the_call() -> None:
         next(client.infer_stream("m", INPUTS, timeout=0.3))
 
 
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ({"shape": [2], "parameters": {"binary_data_size": 8}}, "the response lacks 8 bytes of its outputs"),
+        ({"data": [1.0]}, "the response is not an inference response: KeyError 'shape'"),
+        ({"shape": [1]}, "output 'y' of model 'm' came without data"),
+    ],
+)
+def test_response_without_a_part_of_an_output_is_an_error_of_the_server(output: dict[str, Any], message: str) -> None:
+    def responding(connection: Connection) -> None:
+        while request := connection.read():
+            response = {
+                "model_name": "m",
+                "model_version": "1",
+                "outputs": [{"name": "y", "datatype": "FP32", **output}],
+            }
+            connection.answer(CONFIG if request.startswith("GET") else response)
+
+    with served(responding) as client, pytest.raises(ConchError, match=message) as caught:
+        client.infer("m", INPUTS)
+    assert caught.value.code is Code.INTERNAL
+
+
 CALLS: dict[str, Callable[[conch.Client], object]] = {
     "infer": lambda client: client.infer("m", INPUTS),
     "sequence": lambda client: client.infer("m", INPUTS, sequence_id=1, sequence_start=True),

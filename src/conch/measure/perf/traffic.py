@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import orjson
-
-from conch.core.errors import invalid, unsupported
+from conch.core.errors import ConchError, invalid, unsupported
 from conch.measure.perf.inputs.data import Sample, SampleSet, in_batches
 from conch.measure.perf.inputs.files import samples
 from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, check_batch_size, check_shapes
@@ -34,7 +31,7 @@ from conch.measure.perf.requests.shared_memory import MemoryLayout
 from conch.measure.perf.senders.channels.events import read_generate, read_openai
 from conch.measure.perf.senders.channels.rpc import Rpc
 from conch.measure.perf.senders.generator import Traffic
-from conch.wire.json.tensor import from_json
+from conch.wire.json.outgoing import output_data, read_response
 
 _GENERATE: Final = ("generate", "generate_stream")
 #: The name of the text input for the OpenAI API.
@@ -229,7 +226,7 @@ class ExpectedOutputs:
             return ""
         try:
             outputs = _of_http(response, json_size) if self.form == "http" else _of_grpc(response)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, ConchError) as error:
             return f"the response cannot be read: {error}"
         for name, right in expected.items():
             if name not in outputs:
@@ -240,17 +237,9 @@ class ExpectedOutputs:
 
 
 def _of_http(body: bytes, json_size: int) -> dict[str, bytes]:
-    document: dict[str, Any] = orjson.loads(body[:json_size] if json_size else body)
-    outputs, at = {}, json_size
-    for output in document["outputs"]:
-        size = output.get("parameters", {}).get("binary_data_size")
-        if size is not None:
-            outputs[output["name"]] = body[at : at + size]
-            at += size
-        elif "data" in output:
-            count = prod(output["shape"])
-            outputs[output["name"]] = from_json(output["name"], output["datatype"], count, output["data"])
-    return outputs
+    _, outputs = read_response(body, json_size or None)
+    sent = (output for output in outputs if output.data is not None or output.values is not None)
+    return {output.name: bytes(output_data(output)) for output in sent}
 
 
 def _of_grpc(message: bytes) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from conch.core.errors import Code, ConchError, internal
@@ -74,35 +74,58 @@ def _plain(data: Buffer) -> Buffer:
     return data if isinstance(data, bytes | bytearray | memoryview) else bytes(data)
 
 
-def decode_response(body: bytes, header_length: int | None) -> InferResponse:
-    """Decode a response; its first ``header_length`` bytes are JSON, or all of it if None.
+class ReceivedOutput(NamedTuple):
+    """An output in a response: its binary ``data``, or the ``values`` of the JSON; None if the response has neither."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: memoryview | None
+    values: Any
+
+
+def read_response(body: Buffer, json_size: int | None) -> tuple[dict[str, Any], list[ReceivedOutput]]:
+    """Return the JSON of a response and its outputs; the first ``json_size`` bytes are JSON, or all of it if None.
 
     Raises INTERNAL if the body is not an inference response.
     """
     view = memoryview(body)
-    binary = view[header_length:] if header_length is not None else view[:0]
+    size = len(view) if json_size is None else json_size
+    document, binary = _document(view[:size]), view[size:]
     try:
-        document = _document(view[:header_length] if header_length is not None else body)
-        outputs, at = [], 0
+        outputs, start = [], 0
         for entry in document["outputs"]:
-            name, datatype, shape = str(entry["name"]), str(entry["datatype"]), tuple(map(int, entry["shape"]))
-            size = (entry.get("parameters") or {}).get("binary_data_size")
-            data: Buffer
-            if size is None:
-                data = tensor_data.from_json(name, datatype, prod(shape), entry["data"])
-            else:
-                data = binary[at : at + int(size)]
-                at += int(size)
-            outputs.append(WireTensor(name, datatype, shape, data))
-        if at > len(binary):
-            raise internal(f"the response lacks {at - len(binary)} bytes of its outputs")
-        parameters = document.get("parameters") or {}
-        return InferResponse(
-            outputs,
-            parameters={name: parameter for name, parameter in parameters.items() if isinstance(parameter, _SCALARS)},
-        )
+            byte_size = (entry.get("parameters") or {}).get("binary_data_size")
+            data = binary[start : start + int(byte_size)] if byte_size is not None else None
+            start += int(byte_size or 0)
+            shape = tuple(map(int, entry["shape"]))
+            outputs.append(ReceivedOutput(str(entry["name"]), str(entry["datatype"]), shape, data, entry.get("data")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise internal(f"the response is not an inference response: {type(error).__name__} {error}") from None
+    if start > len(binary):
+        raise internal(f"the response lacks {start - len(binary)} bytes of its outputs")
+    return document, outputs
+
+
+def decode_response(body: bytes, json_size: int | None) -> InferResponse:
+    """Decode a response; see :func:`read_response`."""
+    document, outputs = read_response(body, json_size)
+    parameters = document.get("parameters")
+    scalars = parameters.items() if isinstance(parameters, dict) else ()
+    return InferResponse(
+        [WireTensor(output.name, output.datatype, output.shape, output_data(output)) for output in outputs],
+        parameters={name: parameter for name, parameter in scalars if isinstance(parameter, _SCALARS)},
+    )
+
+
+def output_data(output: ReceivedOutput) -> Buffer:
+    """Return the bytes of an output. Raises INTERNAL for values that do not fit its datatype and shape."""
+    if output.data is not None:
+        return output.data
+    try:
+        return tensor_data.from_json(output.name, output.datatype, prod(output.shape), output.values)
+    except ConchError as error:  # its message may be for a request
+        raise internal(f"output '{output.name}' of the response cannot be read: {error.message}") from None
 
 
 def _document(data: Buffer) -> Any:
