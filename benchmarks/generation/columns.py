@@ -1,4 +1,4 @@
-"""The servers of the comparison; each is a column of its tables. While one is measured, the others are stopped."""
+"""The servers of the comparison; each is a column of its tables.  While one is measured, the others are stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 from benchmarks.generation import weights
 from benchmarks.generation.client import Target
 from benchmarks.peers import environment, llama, tutorial
-from benchmarks.peers.servers import LlamaServer, TransformersServer
+from benchmarks.peers.servers import LlamaServer, TransformersServer, VllmServer
 from tests.oracle import OracleUnavailable, TritonServer
 from tests.servers import ConchServer
 
@@ -29,11 +29,14 @@ PEERS: Final = {
     "transformers": "transformers serve, bfloat16, continuous batching",
     "transformers-plain": "transformers serve, bfloat16, one request after the other",
     "llama.cpp": "llama-server, Q4_1, 32 slots, continuous batching",
+    "vllm": "vllm serve, bfloat16; run the benchmark in .venv-vllm, with --engine vllm",
 }
 #: The default selection; ``transformers-plain`` takes minutes at high concurrency.
 USUAL: Final = ("triton", "transformers", "llama.cpp")
 MAX_BATCH: Final = 8
 SLOTS: Final = 32
+#: The KV cache of vLLM (GiB).
+VLLM_CACHE: Final = 2
 #: The tokens of a llama.cpp slot; no request here is longer.
 CONTEXT: Final = 1280
 
@@ -89,7 +92,8 @@ def start(conch: Sequence[str], engine: str, peers: Sequence[str], home: Path) -
             checkpoint = CHECKPOINTS[name]() if name in CHECKPOINTS else Path(name).resolve()
             write(home / f"conch-{number}", checkpoint, engine)
             log = home / f"conch-{number}.log"
-            server = _entered(running, ConchServer(home / f"conch-{number}", log=log), log)
+            variables = {"VLLM_CPU_KVCACHE_SPACE": str(VLLM_CACHE)}
+            server = _entered(running, ConchServer(home / f"conch-{number}", log=log, env=variables), log)
             weights_of = WEIGHTS.get(name, str(checkpoint))
             about = f"{weights_of}, {'its own choice of engine' if engine == 'auto' else engine}"
             target = Target(server.http, "conch", MODEL)
@@ -115,6 +119,7 @@ _PROTOCOLS: Final = {
     "transformers": ("openai", ""),
     "transformers-plain": ("openai", ""),
     "llama.cpp": ("llama", MODEL),
+    "vllm": ("openai", ""),
 }
 
 
@@ -126,6 +131,8 @@ def _peer(name: str, home: Path, log: Path) -> Any:
             return TritonServer(repository, python=environment.python(), log=log)
         case "llama.cpp":
             return LlamaServer(llama.server(), weights.gguf(), slots=SLOTS, context=CONTEXT, log=log)
+        case "vllm":
+            return VllmServer(weights.folder(), cache=VLLM_CACHE, log=log)
     continuous = name == "transformers"
     return TransformersServer(environment.python(), weights.folder(), continuous=continuous, log=log)
 
