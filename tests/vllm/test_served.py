@@ -85,7 +85,6 @@ def load(server: ConchServer, name: str) -> Reply:
 def generate(server: ConchServer, **fields: Any) -> Reply:
     if "sampling_parameters" in fields:
         fields["sampling_parameters"] = json.dumps(fields["sampling_parameters"])
-    # vLLM compiles code for the first request with log-probabilities.
     request = Request("POST", "/v2/models/llama/generate", {"text_input": PROMPTS[0], **fields})
     return send(server.http, request, LOAD_SECONDS)
 
@@ -105,6 +104,8 @@ def test_vllm_serves_the_model_on_a_cpu(server: ConchServer) -> None:
     served = get(server.http, "/v2/models/llama/config").json()["parameters"]
     assert served["conch.engine"]["string_value"].startswith("vllm ")
     assert "conch.instead_of" not in served
+    check = served["conch.transformers_check"]["string_value"]
+    assert check.startswith("16 of 16 tokens agree, log-probabilities differ by 0.0000 on average")
 
 
 def test_greedy_tokens_are_those_of_transformers(server: ConchServer, checkpoint: Path) -> None:

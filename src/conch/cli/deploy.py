@@ -1,4 +1,4 @@
-"""``conch deploy``: a command for each managed platform."""
+"""``conch deploy``: what a managed platform needs, for each platform a command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from conch.cli.lazy import LazyGroup
 
-#: Name, location (module and attribute), and line in the help.
+#: Name, where it is (module, attribute), and its line in the help.
 PLATFORMS: Final = {
     "ray": (
         "conch.cli.deploy_ray",

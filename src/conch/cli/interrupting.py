@@ -1,4 +1,4 @@
-"""Handles signals that interrupt a command like Ctrl+C, so that it can clean up."""
+"""What ends a command that has something to put away: Ctrl+C, and signals that say the same."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-#: Sent by ``kill``, ``timeout`` and a closed terminal.
+#: What ``kill``, ``timeout`` and a closed terminal send.
 _ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def ended_as_by_ctrl_c() -> Iterator[None]:
-    """Raise KeyboardInterrupt for SIGTERM and SIGHUP in a context; ignored signals, as under ``nohup``, remain
-    ignored."""
+    """Within it, SIGTERM and SIGHUP raise KeyboardInterrupt; one that is ignored, as under ``nohup``, stays so."""
     before = {number: signal.getsignal(number) for number in _ENDINGS}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:

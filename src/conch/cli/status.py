@@ -2,5 +2,5 @@
 
 from typing import Final
 
-#: The status that shells report for a program ended by Ctrl+C.
+#: What shells say of a program that Ctrl+C has ended.
 INTERRUPTED: Final = 130

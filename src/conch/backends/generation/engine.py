@@ -202,12 +202,13 @@ class GenerationEngine(ABC):
     def busy(self) -> bool:
         """Whether there is anything to compute."""
 
-    def verify(self, prompts: Sequence[list[int]]) -> None:  # noqa: B027 (most engines have nothing to compare with)
-        """Compare the completions of ``prompts`` (token ids) with those of transformers.
+    def verify(self, prompts: Sequence[list[int]]) -> str:
+        """Compare the completions of ``prompts`` (token ids) with those of transformers; returns the result as text.
 
         Does nothing if transformers cannot run the model, or not cheaply. Called before the first request. Raises
         INVALID_ARG for a model that differs.
         """
+        return ""
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing but memory)
         """Free all resources; called when no request is in flight."""

@@ -36,7 +36,8 @@ def choose_engine(checkpoint: Checkpoint, on_gpu: bool) -> str:
     if checkpoint.variant is not None and checkpoint.variant.engine == "openvino":
         return "openvino"
     if on_gpu:
-        return "vllm" if find_spec("vllm") is not None else "transformers"
+        # vLLM 0.32 reads no GGUF files.
+        return "vllm" if checkpoint.gguf is None and find_spec("vllm") is not None else "transformers"
     if checkpoint.gguf is not None:
         return "transformers" if checkpoint.openvino_problem else "openvino"
     return "openvino" if checkpoint.graph_file("openvino") is not None else "transformers"
@@ -139,7 +140,8 @@ class GenerationBackend(BackendBase):
             prompts = [prompt for text in _EXAMPLES if (prompt := tokenizer.encode(text))]
             if spec.gguf is not None:
                 self.runtime_facts["gguf_check"] = verify_gguf(engine, spec.gguf, prompts, spec.threads)
-            engine.verify(prompts)
+            if result := engine.verify(prompts):
+                self.runtime_facts["transformers_check"] = result
         self.text_limit = checkpoint.options.text_limit(engine.context)
         return engine
 

@@ -100,8 +100,11 @@ class VllmBackend(TextBackend):
         return Defaults.of_vllm()
 
     def choose_engine(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> str:
-        """Return ``vllm`` if it is installed, also for CPUs, unless the parameter ``engine`` names another engine."""
-        if checkpoint.options.engine == "auto" and find_spec("vllm") is not None:
+        """Return ``vllm`` if it is installed, also for CPUs, unless the parameter ``engine`` names another engine.
+
+        Other engines serve GGUF files, which vLLM no longer reads.
+        """
+        if checkpoint.options.engine == "auto" and checkpoint.gguf is None and find_spec("vllm") is not None:
             return "vllm"
         return super().choose_engine(checkpoint, instance)
 

@@ -1,1 +1,1 @@
-"""``conch demo``: a model repository for two models that pip installs, and requests to them."""
+"""The parts of ``conch demo``: a model repository around two models that pip installs, and questions for them."""

@@ -1,4 +1,4 @@
-"""``conch doctor``: facts about the machine and the environment, and advice based on them.
+"""What ``conch doctor`` tells of the machine and the environment: facts, and advice that follows from them.
 
-No large packages are imported: versions come from their metadata.
+Nothing heavy is imported: versions come from packages' metadata.
 """

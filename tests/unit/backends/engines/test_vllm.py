@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from conch.backends.generation.engine import EngineRequest, EngineSpec
+from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage
 from conch.backends.generation.generation_backend import open_engine
 from conch.backends.generation.service import BROKEN
 from conch.checkpoints.gguf import GgufFile
@@ -162,6 +162,9 @@ class LLMEngine:
             raise ValueError("The decoder prompt (length 101) is longer than the maximum. Make it shorter.")
         self.requests[request_id] = (prompt, params, lora_request, priority)
 
+    def reset_prefix_cache(self) -> None:
+        self.forgotten = True
+
     def abort_request(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self.aborted.append(request_id)
@@ -213,6 +216,8 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
         "vllm.config": {"StructuredOutputsConfig": StructuredOutputsConfig},
         "vllm.exceptions": {"VLLMValidationError": VLLMValidationError},
         "vllm.lora": {},
+        "vllm.model_executor.layers.quantization": {"QUANTIZATION_METHODS": ["awq", "gguf"]},
+        "vllm.plugins": {"load_general_plugins": lambda: None},
         "vllm.lora.request": {"LoRARequest": LoRARequest},
         "vllm.sampling_params": {
             "RequestOutputKind": RequestOutputKind,
@@ -460,6 +465,23 @@ def test_a_gguf_file_is_named_with_its_folder(tmp_path: Path) -> None:
     arguments = Module.engine.arguments
     assert (arguments.model, arguments.tokenizer) == (str(tmp_path / "m.gguf"), str(tmp_path))
     assert arguments.hf_config_path == str(tmp_path)
+
+
+def test_gguf_file_that_vllm_does_not_read_is_refused_with_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["vllm.model_executor.layers.quantization"], "QUANTIZATION_METHODS", ["awq"])
+    with pytest.raises(
+        ConchError, match="vllm reads no GGUF files without a plugin; set parameter 'engine' to"
+    ) as refused:
+        open_engine("vllm", EngineSpec(Path("/models"), {}, (), gguf=GgufFile(Path("/models/m.gguf"), 3, {}, {})))
+    assert refused.value.code is Code.INVALID_ARG
+
+
+def test_code_for_log_probabilities_is_compiled_at_load_and_leaves_no_trace() -> None:
+    engine = open_engine("vllm", spec())
+    assert Module.engine.made == {"0": 1}
+    assert Module.engine.forgotten
+    assert not engine.busy
+    assert engine.usage() == EngineUsage()
 
 
 def test_one_gpu_is_shown_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

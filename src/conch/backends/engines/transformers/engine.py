@@ -237,10 +237,11 @@ class TransformersEngine(GenerationEngine):
     def busy(self) -> bool:
         return bool(self._rows)
 
-    def verify(self, prompts: Sequence[list[int]]) -> None:
+    def verify(self, prompts: Sequence[list[int]]) -> str:
         verify(self, self._network, [prompt[: self.context - VERIFIED_TOKENS - 1] for prompt in prompts])
         # Discard the prefixes of the comparison.
         self._prefixes = Prefixes(_PREFIXES) if self._keeps_prefixes else None
+        return ""
 
     def close(self) -> None:
         self._rows.clear()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 
+from conch.backends.base.backend_base import versioned
 from conch.backends.engines.vllm.arguments import choose_device
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
+from conch.core.errors import invalid
 from conch.machine import extras
 
 
@@ -22,6 +24,21 @@ def open(spec: EngineSpec) -> GenerationEngine:
     # In a separate process, vLLM's core would outlive a killed worker and keep the GPU's memory.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     vllm = extras.load("engine 'vllm'", "vllm")
+    if spec.gguf is not None:
+        _require_gguf(spec)
     from conch.backends.engines.vllm.engine import VllmEngine
 
     return VllmEngine(vllm, spec)
+
+
+def _require_gguf(spec: EngineSpec) -> None:
+    """Raise INVALID_ARG if this vLLM does not read GGUF files, which later versions need a plugin for."""
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    if "gguf" not in QUANTIZATION_METHODS:
+        raise invalid(
+            f"engine 'vllm' cannot load '{spec.source}': {versioned('vllm')} reads no GGUF files without a plugin; "
+            "set parameter 'engine' to 'openvino' or 'transformers'"
+        )

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.engines.vllm.arguments import BLOCK, engine_arguments
+from conch.backends.engines.vllm.verification import verify
 from conch.backends.generation.engine import (
     EngineRequest,
     EngineSpec,
@@ -68,7 +69,9 @@ class VllmEngine(GenerationEngine):
             name: _lora_request(name, number, path) for number, (name, path) in enumerate(spec.adapters.items(), 1)
         }
         self._eos_ids = spec.eos_ids
+        self._spec = spec
         self._requests: dict[int, _Unfinished] = {}
+        self._warm_up()
 
     def _start(self, spec: EngineSpec) -> Any:
         """Load the model. Raises INVALID_ARG if vLLM refuses it or an argument, INTERNAL if vLLM fails."""
@@ -126,6 +129,27 @@ class VllmEngine(GenerationEngine):
             preemptions=seen.preemptions,
         )
 
+    def verify(self, prompts: Sequence[list[int]]) -> str:
+        result = verify(self, self._spec, prompts) if self._spec.gguf is None else ""
+        self._forget()
+        return result
+
+    def _warm_up(self) -> None:
+        """Run a request that samples, with log-probabilities.
+
+        vLLM compiles code for the first request with log-probabilities. The compiler takes up to half a minute, during
+        which the step would stall all requests; later loads on the machine find the code in a cache.
+        """
+        self.add(EngineRequest(0, [0], SamplingParams(max_tokens=1, logprobs=1)))
+        while self.busy:
+            self.step()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Discard cached prefixes and statistics of requests that were not a client's."""
+        self._engine.reset_prefix_cache()
+        self._statistics.clear()
+
     @property
     def busy(self) -> bool:
         return bool(self._requests)
@@ -164,6 +188,9 @@ class _Statistics:
     """The latest statistics of vLLM's scheduler; implements vLLM's ``StatLogger``."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.known = False
         self.running = 0
         self.usage = 0.0
