@@ -34,7 +34,7 @@ Row = Iterable[str]
 
 
 def generated(page: str) -> str:
-    """The text of a page with its tables as they should be; raises KeyError for a table that there is not."""
+    """The text of a page with its tables as they should be; raises KeyError for an unknown table."""
     return _TABLE.sub(lambda found: f"{found[1]}\n{_TABLES[found[2]]()}\n{found[3]}", page)
 
 

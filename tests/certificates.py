@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS: each signed by nobody else, for this machine."""
+"""Certificates for tests of TLS: each self-signed, for this machine."""
 
 from __future__ import annotations
 

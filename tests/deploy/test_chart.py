@@ -79,7 +79,7 @@ def test_the_chart_is_of_this_version() -> None:
 
 
 def test_the_plain_manifests_are_the_chart_with_its_defaults() -> None:
-    """``helm template conch deploy/helm/conch --set modelRepository.existingClaim=models`` writes them anew."""
+    """``helm template conch deploy/helm/conch --set modelRepository.existingClaim=models`` regenerates them."""
     written = (ROOT / "deploy/kubernetes/conch.yaml").read_text()
     assert written == run_helm("template", "conch", CHART, "--set", MODELS)
 

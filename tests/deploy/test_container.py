@@ -64,7 +64,7 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def installed(home: Path, stages: list[list[dict[str, Any]]]) -> Path:
-    """``/opt/conch`` of the image, without extras, which nobody may write to."""
+    """``/opt/conch`` of the image, without extras, read-only."""
     work = home / "build"
     (work / "dist").mkdir(parents=True)
     shutil.copy(ROOT / "constraints.txt", work)

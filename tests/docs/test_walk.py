@@ -1,4 +1,4 @@
-"""A page that says what is not so fails, and so does a block of which nobody knows what it is."""
+"""A page with a false statement fails, and so does a block of an unknown kind."""
 
 from __future__ import annotations
 

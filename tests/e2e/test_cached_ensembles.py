@@ -1,4 +1,4 @@
-"""What the response cache keeps of an ensemble when one of its members, or a member's member, is loaded anew."""
+"""Cached responses of an ensemble when the model of a step, or of a nested ensemble's step, is reloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that gives up ends its own request and no other; what has not started never runs."""
+"""A client that cancels ends its own request and no other; what has not started never runs."""
 
 from __future__ import annotations
 

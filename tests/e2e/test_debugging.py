@@ -153,7 +153,7 @@ def test_traceback_has_its_lines_at_a_terminal(terminal: At, repository: Path) -
 @pytest.mark.parametrize(
     "pattern",
     [
-        # A thread's end is no response's, so it is told here or nowhere.
+        # No response reports the end of a thread, so only the log does.
         r"model.py:7\] \"exception in thread 'beside'\"\nTraceback",
         r"""broken_0\S*/model.py:3\] "SyntaxError: invalid syntax \(model.py, line 3\)"
   File "\S+/broken/1/model.py", line 3

@@ -98,7 +98,7 @@ class TestCommand:
         script = tmp_path / "demo.py"
         script.write_text(
             "import signal, sys, conch.cli.demo.command as demo\n"
-            # Whoever runs the tests in the background may have it ignored.
+            # It may be ignored if the tests run in the background.
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             f"demo.build = lambda directory: {str(repository)!r}\n"
             "demo.require_packages = lambda: None\n"

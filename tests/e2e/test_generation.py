@@ -190,7 +190,7 @@ def test_greedy_text_is_that_of_transformers_in_a_busy_batch(
 
 
 def leave(server: ConchServer, text: str, *, after: int, model: str = "llama") -> None:
-    """Ask for a stream and hang up after some of its events."""
+    """Request a stream and disconnect after some of its events."""
     body = json.dumps({"text_input": text, "stream": True, "max_tokens": 300, "parameters": {"ignore_eos": True}})
     host, port = server.http.split(":")
     with closing(http.client.HTTPConnection(host, int(port), timeout=30)) as connection:

@@ -1,4 +1,4 @@
-"""A worker that hangs is told from one that works, fails only what it ran, and is replaced."""
+"""A stalled worker is distinguished from a working one, fails only its own requests, and is replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients are told why a model does not load, and not where the files of the server are."""
+"""Clients receive the reason why a model does not load, but no paths of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model started ends with its worker, however that ends, but for what the model told to leave it."""
+"""Processes that a model started end with its worker, however it ends, unless they left its process group."""
 
 from __future__ import annotations
 

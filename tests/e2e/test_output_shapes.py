@@ -1,4 +1,5 @@
-"""An output of another shape than its configuration declares is sent as it is, and told once, over every protocol."""
+"""An output of another shape than its configuration declares is sent unchanged, and reported once, over every
+protocol."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def redis() -> Iterator[int]:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint outside of the repository, which training writes anew."""
+    """A checkpoint outside of the repository, which training rewrites."""
     return train(tmp_path / "trained", 0.02)
 
 

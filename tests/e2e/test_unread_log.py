@@ -1,4 +1,4 @@
-"""A server whose log nobody reads serves on, and says afterwards how many lines were lost."""
+"""A server whose log is not read keeps serving, and later reports the number of lost lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_pipe_that_nobody_reads_does_not_stop_the_server(tmp_path: Path) -> None
             if b"Started HTTPService" in line:
                 break
         connection = http.client.HTTPConnection(server.http, timeout=30)
-        # From here on nobody reads: far more lines than the pipe and the server keep.
+        # Not read from here on: far more lines than the pipe and the server hold.
         for _ in range(6_000):
             connection.request("GET", "/v2")
             assert connection.getresponse().read().startswith(b'{"name":')

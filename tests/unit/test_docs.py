@@ -136,7 +136,7 @@ def test_options_are_documented(page: str, declaring: type) -> None:
 
 
 def test_what_perf_does_otherwise_than_perf_analyzer_is_documented() -> None:
-    """What it refuses, at least, and nothing that there is not."""
+    """At least what it refuses, and nothing that does not exist."""
     known = {flag for param in perf_command.params if isinstance(param, click.Option) for flag in param.opts}
     written = {name for name in named(document("perf.md")) if name.startswith("-")}
     assert written - known == set()

@@ -1,4 +1,4 @@
-"""Lines for a reader that stops, a full disk and a pipe that nobody has opened: nobody who logs waits."""
+"""Lines for a reader that stops, a full disk and a pipe without a reader: callers that log never wait."""
 
 from __future__ import annotations
 

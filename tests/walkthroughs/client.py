@@ -1,4 +1,4 @@
-"""The client of the Gaudi walkthrough: asks each of several models to go on with a text.
+"""The client of the Gaudi walkthrough: requests a continuation of a text from several models.
 
 python -m tests.walkthroughs.client --model_name qwen2,llama2
 """

@@ -189,7 +189,7 @@ def _apply(
     from conch.repository.scan import ModelRepository
 
     if not circumstances.repository:
-        raise invalid("apply: the models are on the server; there is no local repository to write to")
+        raise invalid("apply: the models are on the server, and there is no local repository to write to")
     repository = ModelRepository([Path(circumstances.repository)])
     known = [result for search in searches for result in search.results]
     if name and not any(result.candidate.name == name for result in known):

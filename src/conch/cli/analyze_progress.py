@@ -51,7 +51,7 @@ class ProfileLine:
         if before:
             self._known += 1
         else:
-            self.say(f"{trial.candidate.name} is left out: {error}")
+            self.say(f"{trial.candidate.name} is skipped: {error}")
 
     def close(self) -> None:
         """Leave the terminal as it was."""

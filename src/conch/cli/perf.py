@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from conch.measure.perf.measured import Measured
 
 _TRACE: Final = "tracing is set at the server: curl SERVER/v2/trace/setting -d '{…}'"
-_IN_PROCESS: Final = "there is no server within the process here: start one, and give its address with -u"
+_IN_PROCESS: Final = "conch perf has no in-process server: start a server and pass its address with -u"
 _PERIODIC: Final = "levels are measured one after the other: use --concurrency-range start:end:step"
 #: perf_analyzer's flags that are not taken, and what to do instead.
 REFUSED: Final[Mapping[str, str]] = {

@@ -108,7 +108,7 @@ def _intervals(file: Path) -> list[int]:
         if intervals[-1] < 0:
             raise invalid(f"--request-intervals {file}, line {number}: '{line}' is below 0")
     if not sum(intervals):
-        raise invalid(f"--request-intervals {file}: there are no distances in it")
+        raise invalid(f"--request-intervals {file}: it contains no intervals")
     return intervals
 
 

@@ -42,9 +42,9 @@ class Deadline:
         return left
 
     def no_response(self, model: str) -> ConchError:
-        """The error of a call without a response before the deadline; an empty ``model`` stands for the server."""
+        """The error of a call without a response before the deadline; an empty ``model`` means the server."""
         source = f"model '{model}'" if model else "the server"
-        return DeadlineError(f"no answer from {source} within {self.timeout or 0:g} s", Code.UNAVAILABLE)
+        return DeadlineError(f"no response from {source} within {self.timeout or 0:g} s", Code.UNAVAILABLE)
 
 
 NO_DEADLINE: Final = Deadline(None, None)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 _RESERVED: Final = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output")
 )
-#: The input that tells a text model whether to stream its response.
+#: The input of a text model that selects a streamed response.
 _STREAM: Final = "stream"
 
 

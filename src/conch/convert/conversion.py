@@ -36,7 +36,7 @@ class Conversion(ABC, Generic[Network, Outputs]):
     ``compared_on`` describes them in the log.
     """
 
-    #: Whether all variants are in memory at once and measured in alternation, or one after another.
+    #: Whether all variants are in memory at once and measured alternately, or one after another.
     in_memory_together: bool
     #: Advice if no variant may serve.
     advice: str = "--force accepts those that ran"

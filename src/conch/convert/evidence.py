@@ -143,8 +143,8 @@ def same_label_warning(reference: Sequence[Array], names: Sequence[str]) -> list
     if len(labels) > 1 or len(reference) < 2:
         return []
     return [
-        f"the checkpoint answers '{_name(labels.pop(), names)}' to all {len(reference)} samples: whether labels agree "
-        "says little; give other texts with --data"
+        f"the checkpoint answers '{_name(labels.pop(), names)}' to all {len(reference)} samples, so agreement of "
+        "labels is not informative; pass other texts with --data"
     ]
 
 

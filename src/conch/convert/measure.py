@@ -1,4 +1,4 @@
-"""Measures the latency of networks at several shapes in alternation, so that slowdowns affect all.
+"""Measures the latency of networks alternately at several shapes, so that slowdowns affect all of them.
 
 Used in the process of ``conch convert``.  Clocks are parameters, for tests.
 """

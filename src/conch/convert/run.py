@@ -326,7 +326,7 @@ def _judge(conversion: Conversion[Any, Any], built: Sequence[BuiltVariant]) -> l
 def _compare(
     conversion: Conversion[Any, Any], group: Sequence[BuiltVariant], reference: Any, judged: dict[str, Variant]
 ) -> tuple[Any, dict[str, Any]]:
-    """Add the variants of ``group`` to ``judged``; returns the reference's answers and the networks that ran, by name.
+    """Add the variants of ``group`` to ``judged``; returns the reference's outputs and the networks that ran, by name.
 
     Raises INVALID_ARG if the reference does not run; any other variant that raises is refused.
     """
@@ -343,11 +343,11 @@ def _compare(
         except Exception as error:  # an exception of a library that concerns one variant
             if variant.name == REFERENCE:
                 why = describe_error(error)
-                raise invalid(f"there is no reference to compare with: {REFERENCE}: {why}") from None
+                raise invalid(f"the reference for the comparison is missing: {REFERENCE}: {why}") from None
             reasons = (f"it does not run: {describe_error(error)}",)
         source = judged.get(variant.made_from)
         if source is not None and not source.passed:
-            reasons = (f"{source.name}, which it was made from, was refused", *reasons)
+            reasons = (f"{source.name}, from which it was made, was refused", *reasons)
         judged[variant.name] = _refused(conversion, entry, *reasons) if reasons else replace(entry, passed=True)
     return reference, networks
 
@@ -365,7 +365,7 @@ def _contrasts(
         contrasts: Contrasts = conversion.contrast(reference, outputs)
     except Exception as error:  # an exception of a tokenizer for ids outside of its vocabulary
         why = describe_error(error)
-        conversion.warn([f"the texts whose answers differ most with {variant.name} are not shown: {why}"])
+        conversion.warn([f"the texts with the most different outputs of {variant.name} are not shown: {why}"])
         return None
     return contrasts
 
@@ -418,8 +418,8 @@ def _accompany(conversion: Conversion[Any, Any], manifest: Manifest, built: Mapp
         figures, reasons = conversion.compare_pair(auto, built[name])
         if reasons:
             choice.append(
-                f"{faster}, but cannot serve beside '{manifest.auto}', as a text's answer would depend on the texts "
-                f"beside it: {'; '.join(reasons)}"
+                f"{faster}, but cannot serve beside '{manifest.auto}', because the output for a text would "
+                f"depend on the other texts in its batch: {'; '.join(reasons)}"
             )
             continue
         memory = resident([partial(together, [conversion.opening(auto), conversion.opening(built[name])])], 1)[0]

@@ -145,7 +145,7 @@ def did_you_mean(
 ) -> str:
     """Return a suggestion of the nearest of ``known`` for the unknown ``name``; ``otherwise`` without a match.
 
-    ``shown`` returns the text to suggest for a name, such as a path or what another program's name stands for.
+    ``shown`` returns the text to suggest for a name, such as a path or the equivalent of another program's name.
     """
     suggestion = nearest(name, known, likeness)
     return f"did you mean '{shown(suggestion)}'?" if suggestion else otherwise

@@ -1,7 +1,7 @@
 """The files and requirements of a repository: extras of conch, further packages, and checkpoints on the Hub.
 
 Reads configurations, checkpoints and the imports of Python models; imports no library that runs models. Files that
-belong to no model are left out of the artifact.
+belong to no model are omitted from the artifact.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The entries, sorted by name, and the names of files that are left out."""
+    """The entries, sorted by name, and the names of omitted files."""
 
     entries: tuple[Entry, ...]
     left_out: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ LOG_SECONDS: Final = 60.0
 
 
 class AdmissionResult(Enum):
-    """What a new connection may do."""
+    """The permissions of a new connection."""
 
     SERVED = "served"
     HEALTH_ONLY = "health only"

@@ -2,7 +2,7 @@
 
 A server implements ``Http2Application`` and ``ConnectionObserver`` and creates one ``Http2Connection``, an
 ``asyncio.Protocol``, for each TCP connection. The connection parses frames, enforces ``Http2Limits`` and flow control,
-and opens a stream for each request: the application answers it through ``Http2Stream`` and receives its body as a
+and opens a stream for each request: the application responds through ``Http2Stream`` and receives the body as a
 ``StreamHandler``. Raise ``StreamFault`` to reset a stream.
 
 A client builds frames with :mod:`conch.http2.frames` and decodes responses with ``HeaderDecoder``.

@@ -48,7 +48,7 @@ class WatchedConnection(Protocol):
 
 
 _BODY: Final = "the message did not arrive within --body-timeout-secs"
-_UNREAD: Final = "the answer was not read within --unread-timeout-secs"
+_UNREAD: Final = "the response was not read within --unread-timeout-secs"
 
 
 class StallWatch:

@@ -192,7 +192,7 @@ class Http2Session:
         self._writer.write(frames.rst_stream(stream_id, code))
 
     def _count_reset(self) -> None:
-        """Count a stream that was reset; answered calls make some resets plausible."""
+        """Count a stream that was reset; completed calls make some resets plausible."""
         self._floods.resets.allow(self._completed)
         self._completed = 0
         self._floods.resets.take(self._loop.time())

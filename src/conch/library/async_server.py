@@ -266,7 +266,7 @@ class AsyncServer(AsyncInferenceService):
     def _require_its_loop(self) -> None:
         if asyncio.get_running_loop() is not self._loop:  # otherwise the call would wait forever
             raise unsupported(
-                "the server belongs to the event loop that started it: call it there, or use conch.Server"
+                "the server is bound to the event loop that started it: call it there, or use conch.Server"
             )
 
     def _require_control(self) -> None:

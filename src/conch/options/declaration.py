@@ -26,7 +26,7 @@ class Range(NamedTuple):
 
 
 class Values(NamedTuple):
-    """What a shell offers as a value: a kind that :mod:`conch.cli.completion` knows, or the values themselves."""
+    """The completions of a value: a kind defined in :mod:`conch.cli.completion`, or the values themselves."""
 
     kind: str = ""
     known: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Option:
     ``kind`` is ``bool``, ``int``, ``float``, ``str`` or ``Path``, with the ``range`` of numbers, the ``choices`` of
     texts and the ``values`` that a shell offers. A ``repeatable`` option has a tuple of such values. An option with
     ``read`` is parsed by this function, any other by the command line. A ``switch`` has no value on the command line;
-    ``bare`` is the value of an option whose value may be left out.
+    ``bare`` is the value of an option that is given without one.
 
     The help shows ``common`` options first. An option with ``no_effect`` is checked and ignored, for that reason.
     """
@@ -97,7 +97,7 @@ class Option:
 
     @property
     def placeholder(self) -> str:
-        """What stands for the value after the flag; empty for a switch."""
+        """The placeholder for the value after the flag; empty for a switch."""
         if self.switch:
             return ""
         kinds = _PLACEHOLDERS

@@ -341,7 +341,7 @@ class InferenceServer:
         else:
             keys = await self.repository.aside(partial(self.repository.keys_of, self.settings.load_model))
         for path in await self.repository.aside(self.repository.unnameable):
-            LOG.warning("%s is left out: the name of a model must be UTF-8", shown_name(str(path)))
+            LOG.warning("%s is skipped: the name of a model must be UTF-8", shown_name(str(path)))
         self._table.starting = frozenset(keys)
         if not keys:
             self._warn_about_empty_repository()

@@ -1,4 +1,4 @@
-"""``conch analyze profile`` as people run it: how it ends when it is told to, and what it leaves."""
+"""``conch analyze profile`` as users run it: how it ends on signals, and what it leaves behind."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.servers import ConchServer
 
 @dataclass
 class Watching:
-    """Notes what it is told, and ends the analysis by Ctrl+C after ``most`` measurements."""
+    """Records its calls, and ends the analysis by Ctrl+C after ``most`` measurements."""
 
     most: int = 1000
     measured_now: list[tuple[str, float]] = field(default_factory=list)

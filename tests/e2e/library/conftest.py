@@ -198,7 +198,7 @@ def service(
 
 @dataclass
 class HangingLoads:
-    """While ``hang`` is set, loads hang until they are given up, and keep their model's lock until ``may_end``."""
+    """While ``hang`` is set, loads hang until they are cancelled, and keep their model's lock until ``may_end``."""
 
     hang: bool = False
     begun: threading.Event = field(default_factory=threading.Event)

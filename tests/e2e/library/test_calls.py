@@ -197,11 +197,11 @@ def test_answer_that_does_not_come_in_time_is_given_up(
 ) -> None:
     inputs = {"EVENTS": str(events.folder), "NAME": "late"}
     error = refused(service.infer, "gate", inputs, timeout=0.3)
-    assert (error.code, error.message) == (Code.UNAVAILABLE, "no answer from model 'gate' within 0.3 s")
+    assert (error.code, error.message) == (Code.UNAVAILABLE, "no response from model 'gate' within 0.3 s")
     events.wait("late.cancelled")
     stream = service.infer_stream("repeat", {"IN": [1, 2], "DELAY": [0, 3000]}, timeout=0.5)
     assert next(stream)["OUT"].tolist() == [1]
-    assert refused(next, stream).message == "no answer from model 'repeat' within 0.5 s"
+    assert refused(next, stream).message == "no response from model 'repeat' within 0.5 s"
 
 
 def test_calls_of_several_threads_share_batches(service: InferenceService) -> None:
@@ -320,7 +320,7 @@ def test_load_has_the_timeout_of_its_call_and_continues(
 ) -> None:
     write(folder, "waiting", 'backend: "python"', {"1/model.py": WAITING.format(path=str(tmp_path / "go"))})
     error = refused(service.load, "waiting", timeout=0.1)
-    assert (error.code, error.message) == (Code.UNAVAILABLE, "no answer from the server within 0.1 s")
+    assert (error.code, error.message) == (Code.UNAVAILABLE, "no response from the server within 0.1 s")
     (tmp_path / "go").touch()
     eventually(lambda: service.ready("waiting"), "the model's readiness")
     service.unload("waiting", timeout=30)
@@ -337,7 +337,7 @@ def test_unload_continues_after_the_timeout_of_its_call(
         reload = threads.submit(refused, service.load, "replaced")
         assert hanging_loads.begun.wait(15)
         error = refused(service.unload, "replaced", timeout=0.1)
-        assert (error.code, error.message) == (Code.UNAVAILABLE, "no answer from the server within 0.1 s")
+        assert (error.code, error.message) == (Code.UNAVAILABLE, "no response from the server within 0.1 s")
         assert service.ready("replaced")
         hanging_loads.may_end.set()
         assert "the model was unloaded during the load" in reload.result().message

@@ -95,7 +95,7 @@ def test_unload_continues_after_the_timeout_of_its_call(repository: Path, hangin
         hanging_loads.hang = True
         reload = threads.submit(server.load, "a")
         assert hanging_loads.begun.wait(15)
-        with pytest.raises(ConchError, match=r"no answer from the server within 0\.1 s"):
+        with pytest.raises(ConchError, match=r"no response from the server within 0\.1 s"):
             server.unload("a", timeout=0.1)
         assert loaded(server) == ["a"]
         hanging_loads.hang = False

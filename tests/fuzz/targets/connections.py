@@ -40,7 +40,7 @@ class _NoExceptions(logging.Handler):
 
 @contextlib.contextmanager
 def _nothing_unforeseen() -> Iterator[None]:
-    """Fail for whatever is logged with a traceback: an exception that nobody declared."""
+    """Fail if an unexpected exception was logged, with its traceback."""
     logger, handler = logging.getLogger("conch"), _NoExceptions()
     propagates, logger.propagate = logger.propagate, False
     logger.addHandler(handler)

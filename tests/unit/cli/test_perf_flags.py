@@ -91,7 +91,7 @@ def test_intervals_of_a_file_are_microseconds(tmp_path: Path) -> None:
     plan = _plan("--request-intervals", str(file))
     assert plan.intervals == [1_000_000, 3_000_500] and plan.rates is not None
     assert plan.rates.first == pytest.approx(2e9 / 4_000_500, rel=1e-4)
-    for text, said in (("1\nx\n", "line 2: 'x' is no number"), ("", "no distances"), ("-1", "below 0")):
+    for text, said in (("1\nx\n", "line 2: 'x' is no number"), ("", "no intervals"), ("-1", "below 0")):
         file.write_text(text)
         with pytest.raises(ConchError, match=said):
             _plan("--request-intervals", str(file))

@@ -12,7 +12,7 @@ import pytest
 
 
 def closed_early(arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    """The command, whose standard output nobody reads any more."""
+    """The command, whose standard output is no longer read."""
     read, write = os.pipe()
     os.close(read)
     try:

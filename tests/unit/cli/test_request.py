@@ -118,7 +118,7 @@ def test_a_running_server_tells_what_the_model_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # no listener
     inputs = [{"name": "IN", "datatype": "FP32", "shape": [1]}, {"name": "TEXT", "datatype": "BYTES", "shape": [-1, 1]}]
     file = tmp_path / "query_body.bin"
 

@@ -27,7 +27,7 @@ REQUEST = OutgoingRequest(ModelSignature("m", 1, 0, {}, {}, decoupled=True), -1,
 
 
 class FakeService(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Answers a stream with an error, as Triton does, and goes on for ``seconds``."""
+    """Sends an error on a stream, as Triton does, and continues for ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -76,7 +76,7 @@ def streamed(service: FakeService) -> Iterator[ResultStream]:
 @pytest.mark.parametrize("call", [Client.infer, Client.infer_stream, Client.generate, Client.generate_stream])
 def test_a_server_that_does_not_say_what_its_model_takes_has_the_timeout_of_the_call(call: Any) -> None:
     with served(FakeService(0)) as port, Client(f"127.0.0.1:{port}") as client:
-        with pytest.raises(ConchError, match=r"no answer from model 'm' within 0\.2 s") as raised:
+        with pytest.raises(ConchError, match=r"no response from model 'm' within 0\.2 s") as raised:
             call(client, "m", {"x": 1}, timeout=0.2)
     assert raised.value.code is Code.UNAVAILABLE
 
@@ -86,7 +86,7 @@ def test_a_server_that_does_not_say_what_its_model_takes_has_the_timeout_of_the_
 def test_every_call_has_its_timeout(arguments: tuple[str, ...]) -> None:
     name, *given = arguments
     with served(FakeService(0)) as port, Client(f"127.0.0.1:{port}") as client:
-        with pytest.raises(ConchError, match=r"no answer from .* within 0\.2 s") as raised:
+        with pytest.raises(ConchError, match=r"no response from .* within 0\.2 s") as raised:
             getattr(client, name)(*given, timeout=0.2)
     assert raised.value.code is Code.UNAVAILABLE
 
@@ -100,7 +100,7 @@ def test_a_server_that_does_not_answer_in_time_is_not_live_or_ready(arguments: t
 
 
 def test_a_stream_whose_error_has_come_is_ended_by_the_server() -> None:
-    """Triton crashes of a cancellation that comes as a decoupled model goes on after an error."""
+    """Triton crashes if a request is cancelled while its decoupled model continues after an error."""
     service = FakeService(0.1)
     with streamed(service) as stream:
         with pytest.raises(ConchError, match="negative") as raised:
@@ -120,7 +120,7 @@ def test_a_stream_that_goes_on_after_its_error_is_cancelled(monkeypatch: pytest.
 
 
 def test_triton_is_not_asked_for_errors_with_codes() -> None:
-    """With ``triton_grpc_error`` it crashes of its own where a decoupled model goes on after an error."""
+    """With ``triton_grpc_error``, it crashes if a decoupled model continues after an error."""
     service = FakeService(0)
     with streamed(service) as stream:
         with pytest.raises(ConchError):
@@ -129,7 +129,10 @@ def test_triton_is_not_asked_for_errors_with_codes() -> None:
 
 
 def test_an_unreachable_server_is_named_with_the_cause() -> None:
-    with Client("grpc://[::1]:1") as client, pytest.raises(ConchError, match=r"^\[::1\]:1 does not answer: ") as raised:
+    with (
+        Client("grpc://[::1]:1") as client,
+        pytest.raises(ConchError, match=r"^\[::1\]:1 does not respond: ") as raised,
+    ):
         client.metadata(timeout=30)
     assert isinstance(raised.value, UnreachableError) and raised.value.reason.startswith("no connection: ")
 

@@ -1,4 +1,4 @@
-"""``conch.Client`` over HTTP, with servers that stall, drip, hang up and die."""
+"""``conch.Client`` over HTTP, with servers that stall, drip, disconnect and die."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Connection:
         self.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
 
     def drip(self, data: bytes) -> None:
-        """Write ``data`` again and again, a little at a time, until the test ends or the client hangs up."""
+        """Write ``data`` again and again, a little at a time, until the test ends or the client disconnects."""
         while not self.closing.wait(0.02):
             self.write(data)
 
@@ -109,7 +109,10 @@ def silent(connection: Connection) -> None:
 
 
 def test_a_server_that_does_not_say_what_its_model_takes_has_the_timeout_of_the_call() -> None:
-    with served(silent) as client, pytest.raises(ConchError, match=r"no answer from model 'm' within 0\.2 s") as caught:
+    with (
+        served(silent) as client,
+        pytest.raises(ConchError, match=r"no response from model 'm' within 0\.2 s") as caught,
+    ):
         client.infer("m", INPUTS, timeout=0.2)
     assert caught.value.code is Code.UNAVAILABLE
 
@@ -117,7 +120,7 @@ def test_a_server_that_does_not_say_what_its_model_takes_has_the_timeout_of_the_
 @pytest.mark.parametrize("arguments", WITH_TIMEOUT, ids=lambda arguments: arguments[0])
 def test_every_call_has_its_timeout(arguments: tuple[str, ...]) -> None:
     name, *given = arguments
-    with served(silent) as client, pytest.raises(ConchError, match=r"no answer from .* within 0\.2 s") as caught:
+    with served(silent) as client, pytest.raises(ConchError, match=r"no response from .* within 0\.2 s") as caught:
         getattr(client, name)(*given, timeout=0.2)
     assert caught.value.code is Code.UNAVAILABLE
 
@@ -163,7 +166,7 @@ def test_a_response_that_drips_has_the_timeout_of_the_call(head: bytes, more: by
         connection.write(head)
         connection.drip(more)
 
-    with served(dripping) as client, pytest.raises(ConchError, match=r"no answer from model 'm' within 0\.3 s"):
+    with served(dripping) as client, pytest.raises(ConchError, match=r"no response from model 'm' within 0\.3 s"):
         client.infer("m", INPUTS, timeout=0.3)
 
 
@@ -175,7 +178,7 @@ def test_a_stream_that_drips_has_the_timeout_of_the_call() -> None:
         connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\ndata: ")
         connection.drip(b" ")
 
-    with served(dripping) as client, pytest.raises(ConchError, match=r"no answer from model 'm' within 0\.3 s"):
+    with served(dripping) as client, pytest.raises(ConchError, match=r"no response from model 'm' within 0\.3 s"):
         next(client.infer_stream("m", INPUTS, timeout=0.3))
 
 
@@ -229,7 +232,7 @@ def test_a_request_whose_connection_breaks_after_it_was_sent_is_not_sent_again(
 
     with served(dying, living) as client:
         client.config("m")
-        with pytest.raises(ConchError, match="does not answer: the server closed the connection") as caught:
+        with pytest.raises(ConchError, match="does not respond: the server closed the connection") as caught:
             call(client)
         assert client.models() == []
     assert caught.value.code is Code.UNAVAILABLE
@@ -308,7 +311,7 @@ def test_a_page_is_fetched_with_a_timeout_for_all_of_it() -> None:
 
     with listening(page, dripping) as address:
         assert fetch(f"http://{address}/metrics?x=1", 10) == (404, b"none")
-        with pytest.raises(ConchError, match=r"no answer from the server within 0\.2 s"):
+        with pytest.raises(ConchError, match=r"no response from the server within 0\.2 s"):
             fetch(f"http://{address}", 0.2)
 
 
@@ -335,5 +338,5 @@ def test_a_file_without_certificates_is_refused(scheme: str, option: str, messag
 
 @pytest.mark.parametrize("call", [lambda url: conch.Client(url).metadata(), lambda url: fetch(url, 10)])
 def test_an_unreachable_server_is_named_as_in_its_url_without_credentials(call: Callable[[str], object]) -> None:
-    with pytest.raises(ConchError, match=r"^\[::1\]:1 does not answer: "):
+    with pytest.raises(ConchError, match=r"^\[::1\]:1 does not respond: "):
         call("http://user:secret@[::1]:1")

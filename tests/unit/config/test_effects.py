@@ -1,4 +1,4 @@
-"""Fields without effect are told from those that have one."""
+"""Fields without effect are distinguished from fields with an effect."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def test_variants_whose_answers_differ_do_not_serve_together(
 
     assert made.manifest.by_shape is None
     assert made.manifest.choice[-1].endswith(
-        "as a text's answer would depend on the texts beside it: cosine 0.98 is below 0.9999"
+        "because the output for a text would depend on the other texts in its batch: cosine 0.98 is below 0.9999"
     )
 
 
@@ -271,8 +271,8 @@ def test_variant_is_not_refused_because_its_differences_cannot_be_put_in_words(
     graph = made.manifest.variants[1]
     assert graph.passed and graph.contrasts is None
     assert (
-        "the texts whose answers differ most with onnxruntime-fp32 are not shown: OverflowError: there is no token 7"
-        in made.manifest.warnings
+        "the texts with the most different outputs of onnxruntime-fp32 are not shown: "
+        "OverflowError: there is no token 7" in made.manifest.warnings
     )
 
 
@@ -300,7 +300,9 @@ def test_variant_that_does_not_run_is_refused_and_the_others_go_on(
 def test_nothing_is_converted_without_a_reference(encoder: Path, tmp_path: Path, spoil: Callable[..., None]) -> None:
     spoil("torch", Broken)
 
-    with pytest.raises(ConchError, match="there is no reference to compare with: torch-fp32: RuntimeError: no such"):
+    with pytest.raises(
+        ConchError, match="the reference for the comparison is missing: torch-fp32: RuntimeError: no such"
+    ):
         convert(plan(encoder, tmp_path), no_progress)
 
     assert list(tmp_path.iterdir()) == []
@@ -343,7 +345,7 @@ def test_labels_of_a_file_give_accuracy(classifier: Path, tmp_path: Path) -> Non
     assert made.manifest.task == "text-classification"
     assert made.manifest.variants[1].agreement["task"]["name"] == "accuracy"
     assert made.manifest.settings["data"] == str(tmp_path / "data.jsonl")
-    # Weights that nobody trained know no labels.
+    # Untrained weights cannot predict labels.
     few, at_chance = made.manifest.warnings[:2]
     assert few.startswith("only 27 samples are compared")
     assert at_chance.startswith("the checkpoint itself is at chance level on these labels")

@@ -1,4 +1,4 @@
-"""The budget of bytes in flight: who waits, who goes on, who is refused."""
+"""The budget of bytes in flight: which bodies wait, continue and are refused."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from tests.unit.fake_clock import fake_clock, settle
 
 
 class Body:
-    """A body that arrives in part; holds ``held`` bytes until it is refused, and ``more`` once it may go on."""
+    """A body that arrives in part; holds ``held`` bytes until it is refused, and ``more`` once it may continue."""
 
     def __init__(self, budget: ByteBudget, since: float, held: int, more: int = 0) -> None:
         self.budget, self.since, self.held, self.more = budget, since, held, more
@@ -79,7 +79,7 @@ async def test_half_received_bodies_do_not_wait_for_each_other_for_ever() -> Non
     await asyncio.sleep(STALL_TIMEOUT - 1)
     assert [body.events for body in bodies] == [[], [], [], []]
     await asyncio.sleep(2)
-    # One is given up, the youngest, and with its bytes the oldest goes on.
+    # The youngest is refused, and its bytes let the oldest continue.
     assert [body.events for body in bodies] == [["room"], [], [], ["refused"]]
     error = bodies[3].error
     assert error is not None

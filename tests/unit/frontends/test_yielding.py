@@ -1,4 +1,4 @@
-"""Long enumerations: others have their turns meanwhile, and clients have theirs one after another."""
+"""Long enumerations: other work runs in between, and clients are served in rotation."""
 
 import asyncio
 from collections.abc import Iterator

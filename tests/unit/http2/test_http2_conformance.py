@@ -22,7 +22,7 @@ def body(stream: int, data: bytes = message(b""), flags: int = frames.END_STREAM
 
 
 def reset_code(client: RawClient, stream: int, data: bytes) -> int | None:
-    """What a stream is reset with, while the connection goes on."""
+    """The code with which a stream is reset while the connection continues."""
     client.send(data)
     answer = client.answer(stream)
     assert is_live(client)

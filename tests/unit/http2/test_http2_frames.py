@@ -247,7 +247,7 @@ def test_trailers_that_end_nothing_reset_the_stream(client):
 
 
 def test_late_frames_of_a_refused_request_are_no_fault(client):
-    """The answer goes out before the client has sent everything, which it may go on doing."""
+    """The response is sent before the client has sent its whole request, which it may continue to send."""
     stream = client.new_stream()
     client.send(client.head(stream, headers("/no/method")))
     answer = client.answer(stream)

@@ -54,7 +54,7 @@ def test_failed_model_s_reason_is_one_whole_sentence(repository: Path, capsys: p
     [
         ('backend: "tensorrt"', {"1/model.plan": ""}, "greeter/config.pbtxt:1: error: "),
         ('backend: "python"', {"1/modle.py": "class TritonPythonModel:\n    pass"}, "(fix: rename it model.py)"),
-        ('backend: "python"', {"1/model.py": "class Model:\n    pass"}, "there is no class TritonPythonModel"),
+        ('backend: "python"', {"1/model.py": "class Model:\n    pass"}, "the class TritonPythonModel is missing"),
     ],
 )
 def test_command_ends_on_what_conch_check_says_of_the_model(

@@ -1,4 +1,4 @@
-"""Whether others use the machine meanwhile."""
+"""Interference by other processes."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def test_two_servers_that_log_to_the_terminal_write_each_line_once(
 
 
 def test_lines_of_models_obey_the_level_of_the_logger(caplog: pytest.LogCaptureFixture) -> None:
-    """Where nobody has called ``setup``, the program's own logging decides."""
+    """Without a call of ``setup``, the program's own logging configuration applies."""
     with caplog.at_level(logging.WARNING, logger="conch"):
         logs.emit_from_worker("INFO", "/models/m/1/model.py", 7, "unwanted", "m_0_0", 4711)
         logs.emit_from_worker("ERROR", "/models/m/1/model.py", 7, "wanted", "m_0_0", 4711)

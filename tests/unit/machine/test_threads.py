@@ -1,4 +1,4 @@
-"""Computing goes on while all threads that wait for disks hang."""
+"""Computation continues while all threads that wait for disks hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A directory that is no model repository is told from one, with what to give in its place."""
+"""A directory that is not a model repository is reported, with a directory to use instead."""
 
 from __future__ import annotations
 

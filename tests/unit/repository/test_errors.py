@@ -1,4 +1,4 @@
-"""What clients of other processes are told of a model that cannot be loaded."""
+"""The error that clients in other processes receive for a model that cannot be loaded."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.unit.server.fakes import Answers, FakeWorker, make_request
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests are not collected before a worker is told of them."""
+    """Requests are sent to a worker without being collected first."""
     monkeypatch.setattr("conch.server.execution.dispatch.PREPARE_SECONDS", 0.0)
 
 

@@ -38,7 +38,7 @@ class Town:
         self.loads: dict[str, capacity.Load] = {}
         self.leaving: list[str] = []
         self.answers: dict[int, str] = {}
-        #: The requests that wait, without those that are about to go on.
+        #: The waiting requests, without those that are about to continue.
         self.waiters: list[capacity.Waiter] = []
         self._serial = 0
 

@@ -1,4 +1,4 @@
-"""What models have in memory, as it is told to people and clients."""
+"""The memory of models, as reported in the log and to clients."""
 
 from __future__ import annotations
 

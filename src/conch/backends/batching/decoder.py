@@ -43,7 +43,7 @@ class Decoder(ABC):
     ``context`` is the maximum length of a sequence (tokens), ``vocabulary`` the number of logits, ``slots`` the number
     of sequences that the cache can tell apart, and ``blocks`` the size of the cache in blocks of ``block_tokens``
     tokens, each ``token_bytes`` large (0: unknown). ``batched_tokens`` is the maximum number of tokens in a step.
-    ``precision`` is the data type of the computation for display. ``rewinds`` tells whether a sequence can be shortened
+    ``precision`` is the data type of the computation for display. ``rewinds`` is whether a sequence can be shortened
     and its beginning shared; a network with a recurrent state cannot do either. ``adapters`` are the names of LoRA
     adapters.
     """

@@ -76,7 +76,7 @@ class Session(Graph):
         missing = [name for name, _ in settings.providers if name not in runtime.get_available_providers()]
         if missing:
             raise unsupported(
-                f"'{path.name}' is to run with {missing[0]}, which the installed onnxruntime does not have: install "
+                f"'{path.name}' requires {missing[0]}, which the installed onnxruntime lacks: install "
                 f"{_PACKAGES.get(missing[0], 'one that does')}, or run it on the CPU (instance_group kind KIND_CPU)"
             )
         try:

@@ -138,7 +138,7 @@ def query_generator(client: DemoClient, console: Console) -> None:
         f"\n{len(pieces)} pieces in {seconds:.1f} s, the first after {first - start:.2f} s.\n", highlight=False
     )
     if ANSWER not in "".join(pieces):
-        raise internal(f"smollm2 does not say {ANSWER!r} when asked {QUESTION!r}")
+        raise internal(f"smollm2 does not respond with {ANSWER!r} when asked {QUESTION!r}")
 
 
 def dot(a: list[float], b: list[float]) -> float:

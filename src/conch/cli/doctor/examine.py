@@ -287,7 +287,7 @@ def _by_smi(program: str) -> GpusFact:
         rows = [line.split(", ") for line in done.stdout.splitlines() if line.strip()]
         facts = tuple(GpuFact(name, int(memory) << 20, driver) for name, memory, driver in rows)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return GpusFact((), "nvidia-smi", f"none: nvidia-smi gives no answer ({error})")
+        return GpusFact((), "nvidia-smi", f"none: nvidia-smi does not respond ({error})")
     return GpusFact(facts, "nvidia-smi", "" if facts else "none")
 
 

@@ -278,7 +278,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         for precision in self.precisions:
             if precision not in PRECISIONS:
                 known = ", ".join(PRECISIONS)
-                raise invalid(f"--quantize {precision} is not made of language models: choose from {known}, none")
+                raise invalid(f"--quantize {precision} is not supported for language models: choose from {known}, none")
 
     @property
     def serving_engines(self) -> frozenset[str]:
@@ -399,7 +399,7 @@ def shapes(plan: Plan, context: int) -> list[Shape]:
     """
     if plan.expect:
         raise invalid(
-            "--expect is for models that answer in one pass: the length of a language model's prompts is "
+            "--expect is for models with a single forward pass: the length of a language model's prompts is "
             "not known in advance"
         )
     max_length = context - 1

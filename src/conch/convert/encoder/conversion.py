@@ -1,4 +1,4 @@
-"""Conversion of an encoder: all variants are in memory together, and are measured in alternation."""
+"""Conversion of an encoder: all variants are in memory together, and are measured alternately."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tolerance:
     """The tolerance of a precision.
 
     ``vector``, ``token`` and ``logits`` are lower bounds of the smallest cosine: of sentence embeddings, of single
-    tokens' vectors, and of logits (of classes, positions or words).  ``mean`` is the bound of all mean cosines,
+    tokens' vectors, and of logits (of classes, positions or words). ``mean`` is the bound of all mean cosines,
     ``argmax`` that of the share of logits with the same argmax, and ``task`` the maximum loss in the task's metric.
 
     The bounds also apply to a row alone and the same row in a batch, because otherwise one of the two could not be as
@@ -73,13 +73,13 @@ TOLERANCES: Final[dict[str, Tolerance]] = {
     "fp16": Tolerance(vector=0.999, token=0.99, logits=0.99, mean=0.999, argmax=0.98, task=0.01),
     # 8 bits of significand: eight times as coarse.
     "bf16": Tolerance(vector=0.995, token=0.95, logits=0.97, mean=0.995, argmax=0.96, task=0.02),
-    # 8 bits per weight and activation.  Single tokens (especially [CLS], [SEP] and punctuation) change much more than
-    # the mean over a sentence, which is what is used.
+    # 8 bits per weight and activation. Single tokens (especially [CLS], [SEP] and punctuation) change much more than
+    # the mean over a sentence, which is used.
     "int8": Tolerance(vector=0.97, token=0.80, logits=0.90, mean=0.97, argmax=0.95, task=0.05),
 }
 
 #: Logits of fewer classes have no bound of the smallest cosine: near the border between two classes, a few small
-#: numbers point in any direction.  The share of changed classes is bounded instead.
+#: numbers point in any direction. The share of changed classes is bounded instead.
 MIN_CLASSES: Final = 32
 
 
@@ -111,8 +111,8 @@ def together(
     """Return why two variants must not serve together, each for some shapes.
 
     They must not if a text's outputs depend on the other rows of its batch by more than the stricter of the two
-    precisions allows.  ``invariance`` compares their outputs, alone and in batches.  The direction of scores and of few
-    classes is meaningless, but they are compared between texts, which may run on different variants.  So their
+    precisions allows. ``invariance`` compares their outputs, alone and in batches. The direction of scores and of few
+    classes is meaningless, but they are compared between texts, which may run on different variants. So their
     difference is bounded as a share of the ``largest`` number.
     """
     strict = max(

@@ -314,6 +314,6 @@ def spread(
 ) -> list[Mapping[str, Array]]:
     """Return at most ``count`` of the sequences, evenly spaced; raises INVALID_ARG if there are none."""
     if not calibration:
-        raise invalid("there are no calibration texts")
+        raise invalid("no calibration texts")
     positions = np.linspace(0, len(calibration) - 1, count) if len(calibration) > count else range(len(calibration))
     return [calibration[round(position)] for position in positions]

@@ -188,7 +188,7 @@ def _measure_of(manifest: Manifest) -> str:
     if any("perplexity" in variant.agreement for variant in manifest.variants):
         return "difference of perplexity"
     if any(_cosine(variant) is not None for variant in manifest.variants):
-        return "1 − smallest cosine of an answer"
+        return "1 − smallest cosine of an output"
     return "what is missing of the task's metric"
 
 

@@ -146,7 +146,7 @@ def notation_of(manifest: Manifest) -> EncoderNotation:
 def variants_table(manifest: Manifest, speeds: Literal["columns", "cell", "none"] = "none") -> Table:
     """Return a table of all variants, measured or not, in the manifest's order.
 
-    ``speeds`` decides whether each shape has a column, all of them share a cell, or they are left out.
+    ``speeds`` decides whether each shape has a column, all of them share a cell, or they are omitted.
     """
     notation = notation_of(manifest)
     reference = reference_of(manifest).latency

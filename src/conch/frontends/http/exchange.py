@@ -44,7 +44,7 @@ class HttpExchange:
     """A request and its response, once the request has arrived in full.
 
     ``path`` is the raw target without its query. ``headers`` have lower-case names; the last of equal names wins.
-    ``names`` maps them to the names as sent, if the application asks for that. ``body`` is the whole body, after
+    ``names`` maps them to the names as sent, if the application requests them. ``body`` is the whole body, after
     chunked framing and before decompression.
 
     Respond with :meth:`respond`, or with :meth:`start`, :meth:`write` … and :meth:`finish`. If the client disconnects

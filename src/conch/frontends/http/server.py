@@ -248,7 +248,7 @@ class HttpConnection(asyncio.Protocol):
             self._paused_at = monotonic()
             self.transport.pause_reading()
 
-    # What is not read, and the end
+    # Unread data, and the end
 
     def _count_unread(self, written: int = 0) -> None:
         """Count unread response bytes in the budget; ``written`` is the number of bytes just added."""

@@ -151,7 +151,7 @@ _ENUMS: Final[dict[str, type[Enum]]] = {kind.__name__: kind for kind in (Code, L
 class Packing:
     """The bytes and callables of values that are being packed: they are replaced by their numbers.
 
-    The callables of an answer to a process are added to the ``callables`` of its work.
+    The callables in a reply to a process are added to the ``callables`` of its work.
     """
 
     def __init__(self, callables: list[Callable[..., Any]] | None = None) -> None:

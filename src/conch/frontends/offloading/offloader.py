@@ -118,8 +118,8 @@ class OffloadedCall:
 class OffloadingProcess:
     """A process that does one piece of work at a time.
 
-    ``usable`` is False after it has been closed or killed, or has ended by itself; ``on_exit`` is called when it has
-    ended. Raises OSError if it cannot be started.
+    ``usable`` is False after it has been closed or killed, or has exited; ``on_exit`` is called when it has ended.
+    Raises OSError if it cannot be started.
     """
 
     def __init__(self, threads: Executor, on_exit: Callable[[OffloadingProcess], None]) -> None:
@@ -203,14 +203,14 @@ class OffloadingProcess:
                 raise EOFError("the process has ended") from None
 
     async def _reply(self, header: Header, parts: list[Buffer] | None = None) -> None:
-        """Answer a question of the process.
+        """Reply to a question of the process.
 
-        If that fails, the process is abandoned, because it would take the next work for the answer.
+        If that fails, the process is abandoned, because it would take the next work for the reply.
         """
         try:
             await self._send(header, parts or [])
         except ConchError as error:
-            raise EOFError(f"the process got no answer: {error}") from None
+            raise EOFError(f"the process got no response: {error}") from None
 
     async def _receive(self, check: Callable[[], ConchError | None]) -> tuple[Header, list[memoryview], mmap]:
         readable = self._loop.create_future()
@@ -357,7 +357,7 @@ class Offloader:
                 raise unavailable("Server exiting") from None
             raise internal("the process that decodes large requests has ended; try again") from None
         except ConchError:
-            raise  # the process was killed or told, or has not received anything
+            raise  # the process was killed or has been notified, or has received nothing
         except BaseException:
             process.kill()
             raise
@@ -377,7 +377,7 @@ class Offloader:
         """
         clock = asyncio.get_running_loop().time
         until, before = clock() + self.wall_seconds, process.processor_seconds
-        task = "decoding the request, or encoding its answer, takes more than"
+        task = "decoding the request, or encoding its response, takes more than"
 
         def check() -> ConchError | None:
             if process.resident > self._memory:

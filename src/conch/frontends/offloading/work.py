@@ -1,8 +1,8 @@
 """The work of offloading processes: functions that decode requests and encode responses, and the loop that calls them.
 
 Front ends pass the functions to :meth:`~conch.frontends.offloading.offloader.Offloader.run`, which calls them here for
-small bodies, and for large ones in a process that runs :func:`main`. A function does no I/O, except that a process asks
-the server when it calls one of the callables among its arguments.
+small bodies, and for large ones in a process that runs :func:`main`. A function does no I/O, except that a process
+queries the server when it calls one of the callables among its arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compares two servers or models, measured in alternation: the ratio of their figures, and its confidence interval.
+"""Compares two servers or models, measured alternately: the ratio of their figures, and its confidence interval.
 
 Each round measures A, B, B, A, so that a slow drift of the machine affects both sides equally. Each round gives a
 ratio; the result is the mean ratio with its 95 % interval. On a shared machine, absolute figures change from minute to

@@ -1,4 +1,4 @@
-"""The options of a measurement: what is measured, and for how long.
+"""The options of a measurement: its subject and duration.
 
 Pure. The options have the names and meanings of perf_analyzer's.
 """

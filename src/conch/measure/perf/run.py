@@ -51,7 +51,7 @@ class LevelSearch:
                 "--binary-search looks for the highest load below --latency-threshold from start to end: give both"
             )
         if not levels.last and not limit:
-            raise invalid("a range whose end is 0 ends at --latency-threshold, which is missing")
+            raise invalid("a range with the end 0 requires --latency-threshold")
         self._levels, self._limit, self._binary = levels, limit, binary
         self._within: bool | None = None
 

@@ -65,7 +65,7 @@ def traffic_of(plan: PerfPlan, model: ModelSpec, prefix: str, memory: MemoryLayo
     check_shapes(model, plan.data.shapes)
     check_batch_size(model, plan.batch_size, f"-b {plan.batch_size}")
     if plan.data.mix and plan.batch_size > 1:
-        raise invalid(f"-b {plan.batch_size}: --expect says how many inferences requests have")
+        raise invalid(f"-b {plan.batch_size}: --expect determines the number of inferences per request")
     sample_set = samples(model, plan.data)
     batches = sample_set.batches(plan.batch_size)
     largest = max(map(len, batches))
@@ -190,7 +190,7 @@ def _prompts(plan: PerfPlan) -> _Prompts:
     if file.suffix != ".json":
         lines = [line for line in text.splitlines() if line.strip()]
         if not lines:
-            raise invalid(f"--input-data {file}: there are no prompts in it")
+            raise invalid(f"--input-data {file}: it contains no prompts")
         return _Prompts(lines, sent)
     try:
         entries = json.loads(text)["data"]

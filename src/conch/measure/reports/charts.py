@@ -1,7 +1,7 @@
 """The charts of reports, made with Altair: lines, bars and distributions by percentile.
 
-Each function returns a :class:`~conch.measure.reports.report.Chart`. Figures that cannot be shown are left out:
-infinite ones, and those that are not above 0 on logarithmic axes.
+Each function returns a :class:`~conch.measure.reports.report.Chart`. Figures that cannot be shown are omitted: infinite
+ones, and those that are not above 0 on logarithmic axes.
 """
 
 from __future__ import annotations

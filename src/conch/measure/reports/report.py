@@ -147,7 +147,8 @@ Block = Paragraph | Bullets | Note | Tiles | Properties | CodeBlock | Table | Ch
 class Section:
     """Blocks below a heading; ``anchor`` is the name for links to it, by default made from its number.
 
-    A section that is not ``listed`` is left out of the contents, such as one of many that a table links to.
+    A section that is not ``listed`` is omitted from the contents, for example if it is one of many that a table links
+    to.
     """
 
     title: str

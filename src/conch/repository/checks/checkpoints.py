@@ -36,7 +36,8 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def engine_problem(engine: str, task: str = "") -> tuple[str, str]:
-    """Return what the engine lacks on this machine and the command that installs it; both empty if it is installed."""
+    """Return the missing requirement of the engine on this machine and the command that installs it; both empty if it
+    is installed."""
     modules = _MODULES.get(engine, ())
     if engine == "openvino" and task == TEXT_GENERATION:
         modules = (*modules, "openvino_genai")

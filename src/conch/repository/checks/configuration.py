@@ -95,7 +95,7 @@ def _gpu_warnings(model: CheckedModel) -> Iterator[Finding]:
         if group.kind == InstanceGroup.KIND_GPU and (lacks or not visible):
             has = f"has no GPU {lacks[0]}" if visible else "has no GPU"
             yield model.warning(
-                f"the model asks for a GPU, and this machine {has}: it does not load here",
+                f"the model requires a GPU, and this machine {has}: it does not load here",
                 ("instance_group", index),
                 "KIND_AUTO takes a GPU where there is one",
             )

@@ -235,7 +235,7 @@ def _finding(use: _Use, missing: frozenset[str], python: str) -> Finding | None:
     sure = imported.certain and not use.unsure
     problem = f"there is no module '{'.' * imported.level}{imported.top}'"
     if use.unsure:
-        problem += ", unless what is added to sys.path has it"
+        problem += ", unless a directory added to sys.path has it"
     elif not imported.certain:
         problem += ", which a function imports when it is called"
     return Finding(use.source, imported.line, "error" if sure else "warning", problem, _fix(use, python))

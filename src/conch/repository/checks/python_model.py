@@ -248,7 +248,7 @@ def _of_type(tree: ast.AST, kind: type[N]) -> list[N]:
 def _execute_problems(
     path: Path, execute: ast.FunctionDef | ast.AsyncFunctionDef, *, returns: bool
 ) -> Iterator[Finding]:
-    """Yield errors in ``execute``; ``returns`` tells whether it must return its responses or sends them."""
+    """Yield errors in ``execute``; ``returns`` is whether it must return its responses instead of sending them."""
     arguments = execute.args
     if not arguments.vararg and len(arguments.posonlyargs + arguments.args) != 2:
         problem = "execute is called with self and requests"
@@ -275,7 +275,7 @@ def _no_class(path: Path, tree: ast.Module) -> Finding:
     if not near and len(classes) == 1:
         [near] = classes
     fix = f"rename {near}" if near else "name the model's class so"
-    return Finding(path, classes.get(near, 0), "error", "there is no class TritonPythonModel", fix)
+    return Finding(path, classes.get(near, 0), "error", "the class TritonPythonModel is missing", fix)
 
 
 def _no_execute(path: Path, model: ast.ClassDef) -> Finding:
@@ -287,7 +287,7 @@ def _no_execute(path: Path, model: ast.ClassDef) -> Finding:
 
 
 def _names_bound(tree: ast.AST) -> Counter[str]:
-    """Count the bindings of each name below ``tree``, in any scope; ``*`` stands for a star import."""
+    """Count the bindings of each name below ``tree``, in any scope; ``*`` means a star import."""
     names: Counter[str] = Counter()
     for node in ast.walk(tree):
         match node:

@@ -55,7 +55,7 @@ def check_contents(repository: ModelRepository) -> Iterator[Finding]:
     if not repository.names():
         for location in map(str, repository.paths):
             fix = f"make a directory for each model, such as {location}/NAME/1/model.json"
-            yield Finding(Path(location), 0, "warning", "there are no models in this repository", fix, location)
+            yield Finding(Path(location), 0, "warning", "this repository has no models", fix, location)
 
 
 def check_placement(files: ModelFiles) -> Iterator[Finding]:
@@ -107,7 +107,7 @@ def _outside_versions(directory: Path, names: list[str]) -> Iterator[Finding]:
         return
     inner = next((path for path in sorted(directory.iterdir()) if path.is_dir() and is_model_directory(path)), None)
     if inner is not None:
-        problem = f"this is a repository of models such as '{inner.name}', in the place of a model"
+        problem = f"this is a repository of models such as '{inner.name}', not a model"
         yield Finding(directory, 0, "error", problem, f"give {directory}")
 
 

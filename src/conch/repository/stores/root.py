@@ -153,9 +153,9 @@ def warn(repository: object, refused: Iterable[str], known: set[str]) -> None:
     new = [problem for problem in refused if problem not in known]
     known.update(new)
     for problem in new[:_NAMED]:
-        LOG.warning("model repository %s: %s, and is left out", repository, problem)
+        LOG.warning("model repository %s: %s, and is skipped", repository, problem)
     if len(new) > _NAMED:
-        LOG.warning("model repository %s: %d more names like this are left out", repository, len(new) - _NAMED)
+        LOG.warning("model repository %s: %d more such names are skipped", repository, len(new) - _NAMED)
 
 
 def _problem(path: str) -> str:
@@ -417,7 +417,7 @@ class StoreRoot:
         except TimeoutError:
             self._hung = self._clock()
             raise unavailable(
-                f"model repository {self.url} cannot be read: it has not answered within {self._timeout:g} s"
+                f"model repository {self.url} cannot be read: it has not responded within {self._timeout:g} s"
             ) from None
         files, refused = usable(listed)
         warn(self.url, refused, self._warned)

@@ -210,7 +210,7 @@ class RedisCache:
             async with self._connections:
                 await self._client.get(_NO_KEY)
         except Exception as error:
-            self._log_down("answer", error, self._reading.attempt_failed(self._now()))
+            self._log_down("respond", error, self._reading.attempt_failed(self._now()))
         else:
             if self._reading.attempt_succeeded():
                 LOG.info("the Redis at %s is available again: the response cache is used", self.address)
@@ -219,7 +219,7 @@ class RedisCache:
         """Log that Redis no longer does ``what``; does nothing if ``pause`` is 0, because that has been logged."""
         if pause:
             text = "the Redis at %s does not %s (%s): requests run without %s; next attempt in %g s"
-            without = "the response cache" if what == "answer" else "new entries in the response cache"
+            without = "the response cache" if what == "respond" else "new entries in the response cache"
             LOG.warning(text, self.address, what, one_line(error), without, pause)
 
     def _warn_of_entry(self, error: Exception) -> None:

@@ -1,7 +1,7 @@
 """Dispatches waiting requests to free instances.
 
 Each loaded model version with workers has a dispatcher, on the event loop. The scheduler decides which requests run,
-and for sequences on which instance; the dispatcher asks it when a request arrives, when an instance becomes free, and
+and for sequences on which instance; the dispatcher calls it when a request arrives, when an instance becomes free, and
 when a queue delay has passed. With a rate limiter, instances compete with those of other models before they run.
 """
 

@@ -205,7 +205,7 @@ class WorkerPlacement:
 
 @dataclass(frozen=True, slots=True)
 class WorkerServices:
-    """What the workers of all models use.
+    """Services shared by the workers of all models.
 
     ``new_process`` creates a worker process, not started yet, from its name and an optional function that spawns it;
     ``templates`` fork workers, if given; ``bls`` serves their requests to other models; ``environments`` have their

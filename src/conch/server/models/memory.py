@@ -146,7 +146,7 @@ class MemoryLedger:
             raise _too_large(files, version, weights, self._sum(free))
 
     async def note_load(self, model: Model, files: ModelFiles) -> None:
-        """Measure a version that has just been loaded, and log what it uses.
+        """Measure a version that has just been loaded, and log its memory.
 
         If it cannot be measured, it counts as :meth:`expected` until the next measurement.
         """

@@ -95,7 +95,7 @@ ERRORS_WITH_CODES: Final = "conch_grpc_error"
 
 
 def read_request_parameters(parameters: Parameters, request: InferRequest) -> bool:
-    """Store the parameters of a message in ``request``; returns whether it wants an empty final response.
+    """Store the parameters of a message in ``request``; returns whether it requests an empty final response.
 
     Raises INVALID_ARG with Triton's messages.
     """

@@ -105,7 +105,7 @@ def decode_response(message: service_pb2.ModelInferResponse) -> InferResponse:
             parameters[name] = getattr(parameter, kind)
     raw = message.raw_output_contents
     if raw and len(raw) != len(message.outputs):
-        raise internal(f"the answer has {len(message.outputs)} outputs and the data of {len(raw)}")
+        raise internal(f"the response has {len(message.outputs)} outputs and the data of {len(raw)}")
     outputs = []
     for index, tensor in enumerate(message.outputs):
         if tensor.datatype not in ELEMENT_SIZE and tensor.datatype != "BYTES":

@@ -35,7 +35,7 @@ def model_path(model: str, version: int) -> str:
 
 
 def encode_request(request: InferRequest) -> tuple[bytes, list[Buffer]]:
-    """Return the JSON of a request that asks for binary outputs, and the data of its tensors, which follows it."""
+    """Return the JSON of a request for binary outputs, and the data of its tensors, which follows it."""
     tensors = request.inputs.values()
     parameters: dict[str, Any] = dict(request.parameters)
     if request.priority:

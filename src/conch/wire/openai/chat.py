@@ -99,7 +99,7 @@ TEMPLATE_VALUES: Final = "chat_template_kwargs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPlan(ResponsePlan):
-    """The plan of a chat; ``tools`` holds only what is needed to find calls in the text."""
+    """The plan of a chat; ``tools`` contains only the fields needed to find calls in the text."""
 
     tools: Tools
 

@@ -64,7 +64,7 @@ def response_of(
 ) -> InferResponse:
     """Return the response that a frame, or an entry of a frame, describes.
 
-    Outputs that ``request`` wants in shared memory regions are written there; the others have their own memory.
+    Outputs that ``request`` assigns to shared memory regions are written there; the others have their own memory.
     """
     error = header.get("error")
     return InferResponse(
@@ -98,7 +98,7 @@ class Preparation:
         self._requests: dict[int, InferRequest] = {}
 
     def add(self, requests: Sequence[InferRequest], holder: Holder) -> None:
-        """Send requests for decoding; ``holder`` is told to drop a request that ends before it runs."""
+        """Send requests for decoding; ``holder`` is notified to drop a request that ends before it runs."""
         packer = Packer()
         described = [description(request, packer) for request in requests]
         try:

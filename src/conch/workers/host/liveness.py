@@ -75,7 +75,7 @@ def not_ended(seconds: float, *, idle: bool) -> Kill:
     if not idle:
         reason = "its requests had not ended when they had to (--unload-timeout-secs, --exit-timeout-secs)"
         return Kill(Cause.UNLOAD, reason)
-    return Kill(Cause.FINALIZE, f"it has not ended within {seconds:g} s of being asked to (--finalize-timeout-secs)")
+    return Kill(Cause.FINALIZE, f"it has not exited within {seconds:g} s of being asked to (--finalize-timeout-secs)")
 
 
 def unhealthy(name: str, kill: Kill | None) -> ConchError:
@@ -217,7 +217,7 @@ class Liveness:
             if over(idle, timeouts.load_idle):
                 return Kill(
                     Cause.LOAD,
-                    f"its model has been loading for {loading:.0f} s and has done nothing for {idle:.0f} s of them "
+                    f"its model has been loading for {loading:.0f} s and has been idle for {idle:.0f} s of them "
                     "(--load-idle-secs)",
                 )
             if over(loading, timeouts.load):

@@ -376,7 +376,7 @@ class Template:
         seconds: float,
         meanwhile: Callable[[], AbstractContextManager[set[int] | None]] = nullcontext,
     ) -> dict[str, Any]:
-        """Send a message and return the answer; ``meanwhile`` is active until then, but not for other messages.
+        """Send a message and return the reply; ``meanwhile`` is active until then, but not for other messages.
 
         The process id of a forked process is added to the set that it yields, if any.
         """

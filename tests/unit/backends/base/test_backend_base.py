@@ -151,7 +151,7 @@ def test_a_backend_runs_one_thread_more_than_it_has_instances() -> None:
 
 
 class Choosy(BatchBackend):
-    """Answers each request by itself; refuses negative numbers, breaks on 99."""
+    """Responds to each request separately; refuses negative numbers, breaks on 99."""
 
     def complete(self) -> str:
         return json.dumps(self.config)

@@ -1,4 +1,4 @@
-"""A ``tensorrt_llm`` model is loaded: what its engine is told, and what is said of the rest."""
+"""Loading a ``tensorrt_llm`` model: the parameters passed to its engine, and warnings about the others."""
 
 from __future__ import annotations
 

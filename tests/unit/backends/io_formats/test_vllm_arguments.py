@@ -1,4 +1,4 @@
-"""The backend ``vllm``: names in its files that nobody understands, and the engine that it gets."""
+"""The backend ``vllm``: unknown names in its files, and the choice of the engine."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_template_that_takes_too_long_is_stopped(template: str) -> None:
 
 
 def test_template_that_waits_for_the_processor_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread gets none of it: only other threads, and the clock, go on."""
+    """The thread gets no processor time: only other threads, and the clock, continue."""
     monkeypatch.setattr(chat_sandbox, "thread_time", lambda: 1.0)
     assert rendered("{% for a in range(999) %}{{ 'x' if a == 7 }}{% endfor %}", 1e-9) == "x"
 

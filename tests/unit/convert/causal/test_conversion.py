@@ -186,7 +186,7 @@ def test_nothing_is_written_when_the_export_is_wrong(
         convert(plan(llama, tmp_path, quantize=("int8",)), no_progress)
 
     assert caught.value.code is Code.INVALID_ARG
-    assert "openvino-int8: openvino-fp32, which it was made from, was refused" in caught.value.message
+    assert "openvino-int8: openvino-fp32, from which it was made, was refused" in caught.value.message
     assert not list(tmp_path.glob("m"))
 
 

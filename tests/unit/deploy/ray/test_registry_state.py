@@ -1,4 +1,4 @@
-"""What the registry keeps of replicas that come, are silent and go, and what an ingress goes on knowing."""
+"""The registry's state for replicas that appear, fall silent and leave, and the state that ingresses keep."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_half_a_message_is_not_waited_for(frontend, client, path):
         "the message did not arrive within --body-timeout-secs",
     )
     assert closed(frontend, "body") == before + 1
-    # The connection goes on.
+    # The connection stays usable.
     assert client.answer(client.request(LIVE, b"")).status == 0
 
 

@@ -21,7 +21,7 @@ from tests.unit.frontends.grpc.raw_client import STREAM_INFER, headers, message
 
 
 class Conversation:
-    """A stream whose requests are put in as the test goes on."""
+    """A stream to which the test adds requests."""
 
     def __init__(self, stub, **options) -> None:
         self._requests: queue.Queue[pb.ModelInferRequest | None] = queue.Queue()

@@ -1,4 +1,4 @@
-"""What a client may take of the server: bodies that nobody reads, the budget, turns, connections, memory."""
+"""Limits for clients: unread bodies, the byte budget, event-loop time, connections, memory."""
 
 import asyncio
 import gc

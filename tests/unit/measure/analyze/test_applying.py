@@ -16,7 +16,7 @@ TEXT = 'backend: "python" # ours\nmax_batch_size: 4\n'
 
 
 class FakeServer:
-    """Loads whatever it is told, or nothing."""
+    """Loads anything, or nothing."""
 
     fails = False
 

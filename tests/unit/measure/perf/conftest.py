@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for ``localhost`` that nobody else has signed, with its key."""
+    """A certificate for ``localhost`` that is self-signed, with its key."""
     file = tmp_path_factory.mktemp("tls") / "both.pem"
     subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""A gRPC server whose behaviour is known: it repeats what it is sent, in a stream as often as it is told."""
+"""A gRPC server whose behaviour is known: it repeats each message, in a stream as often as requested."""
 
 from __future__ import annotations
 

@@ -28,12 +28,11 @@ CONFIG: Final = {"name": "known", "max_batch_size": 8}
 class KnownServer:
     """``slots`` requests run at a time, for ``service`` seconds each; every ``fails``-th gets an error at once.
 
-    When ``freezes_after`` requests have come, nobody is served for a second, between ``frozen_from`` and
-    ``frozen_until`` (s, monotonic).  After ``dies_after`` answers it is gone.  Where these are 0 that never happens.
+    When ``freezes_after`` requests have come, no client is served for a second, between ``frozen_from`` and
+    ``frozen_until`` (s, monotonic). After ``dies_after`` answers it is gone. Where these are 0 that never happens.
     ``chunked`` sends bodies in pieces; ``answer`` is that of an inference; ``about``, ``metadata`` and ``config`` are
-    what it says of itself and of its model.  ``bodies`` are those that came; ``reached`` is set after ``tells_after``
-    answers.  ``served`` are the moments at which requests came and at which they were
-    done, in that order.
+    what it says of itself and of its model. ``bodies`` are those that came; ``reached`` is set after ``tells_after``
+    answers. ``served`` are the moments at which requests came and at which they were done, in that order.
     """
 
     service: float = 0.0

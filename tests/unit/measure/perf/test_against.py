@@ -1,4 +1,4 @@
-"""Two servers in alternation: drift cancels out, noise is told from a difference, disturbed rounds are repeated."""
+"""Alternating between two servers: drift cancels out, noise is no difference, disturbed rounds are repeated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_machine_that_becomes_slower_does_so_for_both() -> None:
 
 
 def test_noise_is_no_difference() -> None:
-    """Of 50 comparisons of a server with itself, some 5 % may tell a difference that there is not."""
+    """Of 50 comparisons of a server with itself, about 5 % may report a false difference."""
     random = Random(7)
 
     def noisy() -> Iterator[float]:

@@ -103,7 +103,7 @@ def test_counters_are_read_from_the_page_of_metrics() -> None:
     assert found.since(StageTotals({"conch_engine_duration_us": 0.2}, 0.4)).by_metric == {
         "conch_engine_duration_us": pytest.approx(0.3)
     }
-    # A model that was loaded anew counts from zero.
+    # A reloaded model counts from zero.
     assert found.since(StageTotals({"conch_engine_duration_us": 9.0}, 9.0)) == found
 
 

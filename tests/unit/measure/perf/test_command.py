@@ -44,7 +44,7 @@ def test_errors_are_told_and_end_with_status_1(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("protocol", ["http", "grpc", "openai"])
 def test_a_server_that_is_down_is_a_sentence(protocol: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        taken.bind(("127.0.0.1", 0))  # and there is no listener
         port = taken.getsockname()[1]
         assert main(["perf", *QUICK, "-i", protocol, "-u", f"127.0.0.1:{port}"]) == 1
     said = capsys.readouterr().err

@@ -38,7 +38,7 @@ def test_the_limit_is_measured_once_for_a_number_of_callers(protocol: str) -> No
         assert found is not None and found > 0
     finally:
         limit.close()
-    assert limit.at(3) == found  # which asks nobody again
+    assert limit.at(3) == found  # which is not measured again
 
 
 @pytest.mark.parametrize(("protocol", "processes"), [("http", 1), ("grpc", 1), ("http", 2)])

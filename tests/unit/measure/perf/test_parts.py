@@ -275,7 +275,7 @@ def test_a_region_in_use_is_unregistered_when_it_is_let_go_of(model: ModelSpec) 
 
 
 class Nobody:
-    """A server that is told of no region."""
+    """A server without registered regions."""
 
     def register_memory(self, region: str, key: str, size: int) -> None:
         raise AssertionError

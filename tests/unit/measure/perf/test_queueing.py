@@ -93,7 +93,7 @@ def test_a_server_that_freezes_is_seen_by_all_whom_it_keeps_waiting() -> None:
     caught = np.sort(records[(due >= server.frozen_from) & (due < server.frozen_until)], order="due")
     assert len(caught) == pytest.approx(RATE, abs=2)
     waited = (caught["end"] - caught["due"]) / 1e9
-    # Nobody is answered before it moves again: latencies fall by a second over a second, from the moment due.
+    # There is no response before it continues: latencies fall by a second over a second, from the moment due.
     assert (waited >= server.frozen_until - caught["due"] / 1e9 - 1e-3).all()
     assert waited[-20:].mean() < waited[:20].mean()
     latency = (records["end"] - records["due"]) / 1e9

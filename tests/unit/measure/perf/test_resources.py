@@ -78,7 +78,7 @@ def test_a_server_that_cannot_be_seen_makes_nobody_else_a_suspect() -> None:
 
 
 class FakeNvml(SimpleNamespace):
-    """Two GPUs, of which the first does not tell its power; this process computes on the second."""
+    """Two GPUs, the first of which does not report its power; this process computes on the second."""
 
     NVMLError = KeyError
 

@@ -60,7 +60,7 @@ def test_ids_of_a_range_are_used_again_but_never_by_two_at_a_time() -> None:
         SequenceSource(SequencePlan([[0]], "json", length=3, variation=0, first=5, last=11), n, 2) for n in (0, 1)
     ]
     for turns in shares:
-        _take(turns, 0)  # and never goes on
+        _take(turns, 0)  # and never continues
     running = [[_take(turns, slot)[1] for slot in (1, 2) for turns in shares]]
     for _ in range(10):
         for slot in (1, 2):

@@ -15,7 +15,7 @@ def test_a_proxy_in_the_environment_is_not_asked_for_a_server_that_is_measured_d
 ) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # no listener
 
     with running(KnownServer()) as server, ServerApi(Address("127.0.0.1", server.port), grpc=False) as api:
         assert api.server() == {"name": "known"}

@@ -85,7 +85,7 @@ def test_every_fault_of_a_configuration_is_reported_at_its_line(repository: Path
     ("source", "finding"),
     [
         ("def f(:\n", "m/1/model.py:1: error: not valid Python: "),
-        ("class Model: ...\n", "m/1/model.py:1: error: there is no class TritonPythonModel (fix: rename Model)"),
+        ("class Model: ...\n", "m/1/model.py:1: error: the class TritonPythonModel is missing (fix: rename Model)"),
         ("\nclass TritonPythonModel:\n    pass\n", "m/1/model.py:2: error: TritonPythonModel has no method execute"),
         ("x = '\0'\n", "m/1/model.py: error: not valid Python: "),
     ],

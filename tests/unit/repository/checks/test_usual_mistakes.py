@@ -131,9 +131,9 @@ MISTAKES = {
         {"m/config.pbtxt": ADD, "m/1/README.md": ""},
         "R/m/1/model.py: error: the model's file is missing (fix: put it there, or set default_model_filename)",
     ),
-    "a repository in the place of a model": Mistake(
+    "a repository not a model": Mistake(
         {"models/n/config.pbtxt": ADD, "models/n/1/model.py": MODEL, **python_model(MODEL)},
-        "R/models: error: this is a repository of models such as 'n', in the place of a model (fix: give R/models)",
+        "R/models: error: this is a repository of models such as 'n', not a model (fix: give R/models)",
     ),
     "the directory above a repository": Mistake(
         {"models/m/config.pbtxt": ADD, "models/m/1/model.py": MODEL, "README.md": ""},
@@ -149,8 +149,7 @@ MISTAKES = {
     ),
     "an empty repository": Mistake(
         {"README.md": ""},
-        "R: warning: there are no models in this repository "
-        "(fix: make a directory for each model, such as R/NAME/1/model.json)",
+        "R: warning: this repository has no models (fix: make a directory for each model, such as R/NAME/1/model.json)",
     ),
     # Models that other servers run.
     "a remote model with instances": Mistake(
@@ -233,7 +232,7 @@ MISTAKES = {
     ),
     "instances on a GPU that there is not": Mistake(
         configured(f"{IO}instance_group [\n  {{ kind: KIND_GPU }}\n]\n"),
-        "R/m/config.pbtxt:4: warning: the model asks for a GPU, and this machine has no GPU: it does not load here "
+        "R/m/config.pbtxt:4: warning: the model requires a GPU, and this machine has no GPU: it does not load here "
         "(fix: KIND_AUTO takes a GPU where there is one)",
     ),
     "sequences in rows that cannot be told from empty ones": Mistake(
@@ -275,7 +274,7 @@ MISTAKES = {
     ),
     "a class of another name": Mistake(
         python_model(MODEL.replace("TritonPythonModel", "TritonPytonModel")),
-        "R/m/1/model.py:1: error: there is no class TritonPythonModel (fix: rename TritonPytonModel)",
+        "R/m/1/model.py:1: error: the class TritonPythonModel is missing (fix: rename TritonPytonModel)",
     ),
     "a misspelt method": Mistake(
         python_model(MODEL.replace("execute", "excute")),

@@ -36,7 +36,7 @@ def make(copies: ModelCopies, file: RemoteFile = FILE, content: bytes = b"one") 
 
 
 def gone(path: Path, attempt: Callable[[], None] = lambda: None) -> bool:
-    """Whether a copy that nobody refers to any more is removed, by a thread or by an ``attempt``."""
+    """Whether a copy without references is removed, by a thread or by an ``attempt``."""
     gc.collect()
     deadline = monotonic() + 10
     while path.exists() and monotonic() < deadline:

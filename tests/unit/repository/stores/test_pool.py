@@ -1,4 +1,4 @@
-"""Calls that hang keep nobody waiting when the pool is closed."""
+"""Hanging calls do not block the closing of the pool."""
 
 from __future__ import annotations
 

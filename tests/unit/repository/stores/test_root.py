@@ -184,7 +184,7 @@ def test_store_that_hangs_has_the_models_of_the_last_listing(tmp_path: Path, cap
     store.answers.clear()
     assert root.names() == ["m"] and root.has("m") and not root.has("other")
     assert store.listings <= 2, "it is not asked again at once"
-    with pytest.raises(ConchError, match="it has not answered within") as refused:
+    with pytest.raises(ConchError, match="it has not responded within") as refused:
         root.locate("m", None, None)
     assert refused.value.code is Code.UNAVAILABLE
     assert len(warnings(caplog)) == 1
@@ -198,7 +198,7 @@ def test_listings_that_hang_take_one_thread_together(tmp_path: Path) -> None:
     root = StoreRoot(URL, tmp_path, opener=lambda url: store, timeout=0.01)
     store.answers.clear()
     for _ in range(6):
-        with pytest.raises(ConchError, match="it has not answered"):
+        with pytest.raises(ConchError, match="it has not responded"):
             root.names()
     assert store.listings <= 1
     store.answers.set()

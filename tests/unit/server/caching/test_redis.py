@@ -159,7 +159,7 @@ async def test_requests_go_without_a_redis_that_is_down_until_it_answers(caplog:
         assert scope.find(b"key") is None, "no request waits once it is known to be down"
     assert scope.insert(b"key", ENTRY)
     (line,) = warnings(caplog)
-    assert "does not answer" in line and "next attempt in 1 s" in line
+    assert "does not respond" in line and "next attempt in 1 s" in line
     server = RedisServer(port)
     try:
         clock.now += 1

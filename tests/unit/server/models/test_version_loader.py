@@ -262,7 +262,7 @@ async def test_configuration_that_cannot_run_here_ends_the_worker_that_completed
 
 
 class SlowDisk:
-    """Whoever reads a file through a module waits until the event loop lets it: if that waits, for ever."""
+    """Blocks every read of a file through a module until the event loop continues: forever if the loop waits for it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, file: str) -> None:
         self._released = threading.Event()

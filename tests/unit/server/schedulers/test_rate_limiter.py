@@ -109,7 +109,7 @@ def test_instances_that_go_away_give_back_what_they_have() -> None:
     assert fleet.stage("a", "b") == ["a"]
     fleet.limiter.unregister([fleet.instances["a"]])
     assert fleet.ran == ["a", "b"]
-    fleet.limiter.release(fleet.instances["a"])  # its batch ends after its model has been given up
+    fleet.limiter.release(fleet.instances["a"])  # its batch ends after its model has been abandoned
     assert fleet.end("b") == []
 
 

@@ -66,7 +66,7 @@ def values(port: int) -> TraceValues:
 
 def test_spans_of_a_call_and_its_calls_hang_together(receiver: Receiver) -> None:
     server = TracedServer(values(receiver.server_port))
-    server.ask()  # nobody asks for it, and its turn does not come
+    server.ask()  # not requested, and not sampled
     request = server.request(headers={"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "k=v"}, id="one")
     assert request.trace is not None
     context = request.trace.context

@@ -38,7 +38,7 @@ def test_contents_are_not_copied():
 
 
 def test_contents_anywhere_in_a_message_are_found():
-    """Whoever writes a message may do so in any order."""
+    """The fields of a message may be in any order."""
     whole = request(b"first").SerializeToString() + request(b"second").SerializeToString()
     rest, contents = split_message(whole)
     assert list(map(bytes, contents)) == [b"first", b"second"]

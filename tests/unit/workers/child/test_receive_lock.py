@@ -1,4 +1,4 @@
-"""Which thread of a worker receives: whoever waits is woken by a frame, and by nothing else."""
+"""Which thread of a worker receives: waiting threads are woken only by a frame."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def begun_before() -> tuple[subprocess.Popen[bytes], int]:
-    """A shell that ends when it is told to, and the program that it leaves behind."""
+    """A shell that exits on request, and the program that it leaves behind."""
     shell = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; read line"], stdin=-1, stdout=-1)
     assert shell.stdin is not None and shell.stdout is not None
     return shell, int(shell.stdout.readline())

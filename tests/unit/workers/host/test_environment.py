@@ -1,4 +1,4 @@
-"""Which interpreter a model's ``EXECUTION_ENV_PATH`` stands for, and archives that are unpacked meanwhile."""
+"""The interpreter of a model's ``EXECUTION_ENV_PATH``, and archives that are unpacked concurrently."""
 
 import asyncio
 import os

@@ -69,7 +69,7 @@ async def test_end_of_the_other_side_is_told_without_a_reason() -> None:
     wire.theirs.close()
     await settle()
     assert wire.broken[:1] == [None]
-    wire.link.send({"op": "x"})  # nobody is there, which is not the sender's concern
+    wire.link.send({"op": "x"})  # the other end is gone, which does not affect the sender
     wire.link.close()
 
 

@@ -1,4 +1,4 @@
-"""How a worker that hangs is told from one that works, with a clock and signs of the test's."""
+"""How a stalled worker is distinguished from a working one, with a fake clock and fake readings."""
 
 from __future__ import annotations
 

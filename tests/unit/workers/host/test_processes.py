@@ -1,4 +1,4 @@
-"""The workers of a server, and what becomes of those that nobody ends."""
+"""The worker processes of a server, including those that are not stopped."""
 
 from __future__ import annotations
 

@@ -76,6 +76,6 @@ class TritonPythonModel:
             for sender, mean in zip(senders, means, strict=True):
                 outputs = [pb_utils.Tensor("embedding", mean), pb_utils.Tensor("batch", shape)]
                 sender.send(pb_utils.InferenceResponse(outputs), flags=FINAL)
-        except Exception as error:  # A thread's exception would be seen by nobody.
+        except Exception as error:  # An exception in a thread would not be noticed.
             for sender in senders:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error))), flags=FINAL)

@@ -43,7 +43,7 @@ class TritonPythonModel:
                     stopping_criteria=[Cancelled(sender)],
                 )
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        except Exception as error:  # A thread's exception would be seen by nobody.
+        except Exception as error:  # An exception in a thread would not be noticed.
             failed = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
             sender.send(failed, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 

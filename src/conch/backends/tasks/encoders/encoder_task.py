@@ -174,7 +174,7 @@ class Examples:
         try:
             return self._run([self._short])
         except Exception as error:
-            raise invalid(f"the network does not answer to '{SHORT}': {one_line(error)}") from error
+            raise invalid(f"the network fails on '{SHORT}': {one_line(error)}") from error
 
     def _run(self, sequences: Sequence[Tokens]) -> dict[str, Array]:
         return self._engine.run(self._arrays(sequences))

@@ -216,6 +216,6 @@ def price(name: str, value: Any) -> Price:
     if not isinstance(value, Mapping):
         return Price(machine=positive(name, value))
     if not value or not set(value) <= {"core", "gb", "gpu"}:
-        raise wrong(name, value, "a price an hour: it has core, gb, gpu or some of them")
+        raise wrong(name, value, "a price an hour: expected core, gb and gpu, or some of these")
     parts = {key: positive(f"{name}.{key}", amount) for key, amount in value.items()}
     return Price(core=parts.get("core", 0.0), gigabyte=parts.get("gb", 0.0), gpu=parts.get("gpu", 0.0))

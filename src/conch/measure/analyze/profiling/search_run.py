@@ -161,7 +161,7 @@ class SearchRun:
         try:
             point = self._twice(trial)
         except ServerLost:
-            raise  # says nothing about the candidate
+            raise  # not informative about the candidate
         except ConchError as problem:
             self._loaded = None
             if trial.finalist is None:
@@ -182,7 +182,7 @@ class SearchRun:
             return False
         if not point.stopped:
             return True
-        # A stopped point stands for all its windows, however many there were.
+        # A stopped point represents all its windows, regardless of their number.
         return trial.rival is not None and hopeless([point] * 10, trial.rival, self._search.goals)
 
     def _twice(self, trial: Trial) -> Point:

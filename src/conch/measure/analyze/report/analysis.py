@@ -16,7 +16,7 @@ from conch.measure.analyze.judging.ranking import Advice, DefaultComparison, Ran
 from conch.measure.analyze.results import CandidateResult, LoadKind, ModelFigures, Point
 from conch.measure.analyze.saved_results import Circumstances, SavedSearch
 
-#: Fields with their own columns, which are left out of the other changes.
+#: Fields with their own columns, which are omitted from the other changes.
 _SHOWN: Final = ("instance_group", "max_batch_size", "dynamic_batching", "name")
 
 

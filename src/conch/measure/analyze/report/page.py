@@ -102,7 +102,7 @@ def _about_grey(analysis: Analysis) -> Iterator[str]:
 def _tiles(analysis: Analysis) -> list[Block]:
     """Return tiles with the figures of the best configuration and the default.
 
-    Disturbed figures and unproven ratios are left out.
+    Disturbed figures and unproven ratios are omitted.
     """
     best, default, final = analysis.best, analysis.default, analysis.comparison
     if best is None or best.point is None or analysis.disturbed:

@@ -36,7 +36,7 @@ from conch.measure.analyze.search.space import (
     put,
 )
 
-# Automatic dimensions. Combinations that a model does not support are left out: batches if ``max_batch_size`` is 0,
+# Automatic dimensions. Combinations that a model does not support are skipped: batches if ``max_batch_size`` is 0,
 # dynamic batching of sequences, and batching of decoupled models.
 
 

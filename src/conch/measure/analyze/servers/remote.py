@@ -114,7 +114,7 @@ class RemoteServer:
                 failed[model] = error.message
         if failed:
             failures = "; ".join(f"'{model}': {message}" for model, message in failed.items())
-            raise internal(f"the server at {self._control.where} has not got its models as they were: {failures}")
+            raise internal(f"the server at {self._control.where} could not restore its original models: {failures}")
 
     def _restore(self, model: str) -> None:
         before = self._before.get(model)

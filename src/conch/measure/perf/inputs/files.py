@@ -40,7 +40,7 @@ def samples(model: ModelSpec, options: DataOptions) -> SampleSet:
         return SampleSet([_of_folder(model, paths[0], options.shapes)], [[0]], sent=f"the data of {paths[0]}")
     for path in paths:
         if not path.is_file():
-            kind = "a folder, and only files can be given together" if path.is_dir() else "there is no such file"
+            kind = "a folder, and only files can be given together" if path.is_dir() else "no such file"
             hint = "" if path.exists() else "; the other values are 'natural', 'random' and 'zero'"
             raise invalid(f"--input-data {path}: {kind}{hint}")
     sample_set = _joined([_of_file(model, path, options.shapes) for path in paths])

@@ -166,7 +166,8 @@ def infer_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) 
 
 
 def stream_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> Payload:
-    """Return a stream message, which ends with an id; decoupled models are asked to mark the last response."""
+    """Return a stream message, which ends with an id; requests to decoupled models ask for a mark on the last
+    response."""
     if model.decoupled:
         form = replace(form, parameters={**form.parameters, "triton_enable_empty_final_response": True})
     encoded, id_offset = _encode(model, batch, form)

@@ -50,7 +50,7 @@ class NullServer:
             self._pipes.append(ours)
             self._processes.append(process)
             if not ours.poll(_TIMEOUT):
-                raise internal(f"a process that stands for a server has not started within {_TIMEOUT:g} s")
+                raise internal(f"a process that imitates a server has not started within {_TIMEOUT:g} s")
             self.port = ours.recv()
 
     def close(self) -> None:

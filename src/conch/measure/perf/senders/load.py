@@ -163,7 +163,7 @@ class OfferedLoad:
             call.channel.cancel(call)
             call.end = now
             call.outcome = Outcome.TIMED_OUT
-            call.error = f"no answer within {self._timeout / 1e9:g} s"
+            call.error = f"no response within {self._timeout / 1e9:g} s"
             call.on_end(call)
 
 

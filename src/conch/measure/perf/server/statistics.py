@@ -47,7 +47,7 @@ class ServerFigures:
 
 
 def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[ServerFigures]:
-    """Return the differences of each model version between two readings; versions without activity are left out.
+    """Return the differences of each model version between two readings; versions without activity are omitted.
 
     If a counter decreased, the version was reloaded and counts from zero.
     """

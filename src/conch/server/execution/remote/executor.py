@@ -383,7 +383,7 @@ class RemoteExecutor(Executor):
         """The error for a request after its deadline; its sequence fails too."""
         request, url = call.request, call.assignment.url
         self.endpoints.fail(request, call.assignment, f"{url} did not respond to an earlier request in time")
-        return unavailable(f"no answer from {url} within {(monotonic_ns() - request.times.queued) / 1e9:.3g} s")
+        return unavailable(f"no response from {url} within {(monotonic_ns() - request.times.queued) / 1e9:.3g} s")
 
     def _deliver(self, request: InferRequest, response: InferResponse) -> None:
         """Pass a response to its request, unless that has ended."""

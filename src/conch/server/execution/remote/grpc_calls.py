@@ -167,7 +167,7 @@ class RemoteGrpc:
             try:
                 raise await self._error(error, channel, broken)
             except TimeoutError:
-                raise unavailable(f"no answer within {self._model.connect_timeout:g} s") from None
+                raise unavailable(f"no response within {self._model.connect_timeout:g} s") from None
         return response
 
     async def _error(self, error: Any, channel: Any, broken: asyncio.Future[None]) -> Exception:

@@ -182,7 +182,7 @@ class RemoteHttp:
                 except LostError:  # the server may have just closed an idle connection
                     return await self._exchange(parts, fresh=True)
         except TimeoutError:
-            raise unavailable(f"no answer within {self._model.connect_timeout:g} s") from None
+            raise unavailable(f"no response within {self._model.connect_timeout:g} s") from None
 
     async def _exchange(self, parts: Sequence[Buffer], *, fresh: bool = False) -> HttpResponse:
         connection = (None if fresh else self._take_idle()) or await self._connect()

@@ -1,4 +1,4 @@
-"""Dies as it is told to; otherwise answers with the id of its process."""
+"""Dies on request; otherwise answers with the id of its process."""
 
 import os
 import signal

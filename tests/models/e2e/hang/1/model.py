@@ -1,4 +1,4 @@
-"""Hangs as it is told to, for some seconds or for ever; otherwise answers with the id of its process.
+"""Hangs on request, for some seconds or forever; otherwise answers with the id of its process.
 
 ``spin 3`` and ``sleep 3`` hold the interpreter in C code for 3 s, computing or not; ``wait`` writes ``waiting`` into the
 folder ``$EVENTS``, waits for ever and lets other threads run; ``finalize`` makes ``finalize`` do so.

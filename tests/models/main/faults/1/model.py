@@ -1,4 +1,4 @@
-"""Fails as it is told to: MODE is ``ok``, a name of a TritonError code, ``none``, or a way to break execute's contract."""
+"""Fails on request: MODE is ``ok``, a name of a TritonError code, ``none``, or a way to break execute's contract."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -1,4 +1,4 @@
-"""Sends as many responses as it is told to, ten a second; writes the file MARK when its client has gone."""
+"""Sends the requested number of responses, ten per second; writes the file MARK when its client has gone."""
 
 import time
 from pathlib import Path

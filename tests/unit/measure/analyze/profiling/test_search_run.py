@@ -24,7 +24,7 @@ from tests.unit.measure.analyze.points import point
 
 
 class FakeServer:
-    """Notes what it is told; the model hangs with two instances."""
+    """Records its calls; the model hangs with two instances."""
 
     address = Address("127.0.0.1", 9)
 

@@ -66,7 +66,7 @@ def test_one_model_that_cannot_be_restored_does_not_keep_the_others_from_it() ->
     server = RemoteServer(control, HERE, ["a", "b", "c"])
     control.broken = {"a"}
 
-    with pytest.raises(ConchError, match=r"has not got its models as they were: 'a': load 'a': it does not fit"):
+    with pytest.raises(ConchError, match=r"could not restore its original models: 'a': load 'a': it does not fit"):
         server.close()
     assert control.loaded == {"b": {"max_batch_size": 8}}
 

@@ -212,7 +212,7 @@ async def test_a_server_that_does_not_answer_in_time_is_named() -> None:
     sent = bench.send()
     (await bench.servers[A].next()).fail(TimeoutError())
     error = await sent.error()
-    assert (error.code, error.message.startswith(f"no answer from {A} within ")) == (Code.UNAVAILABLE, True)
+    assert (error.code, error.message.startswith(f"no response from {A} within ")) == (Code.UNAVAILABLE, True)
 
 
 async def test_too_many_requests_are_refused() -> None:
@@ -315,7 +315,7 @@ async def test_a_request_of_a_sequence_does_not_wait_longer_than_it_may() -> Non
     await bench.servers[A].next()
     late = bench.send(correlation_id=3, timeout=1)
     behind = bench.send(correlation_id=3, flags=SEQUENCE_END)
-    assert "no answer from grpc://a:1 within" in (await late.error()).message
+    assert "no response from grpc://a:1 within" in (await late.error()).message
     assert "sequence 3 of model 'm' has ended early" in (await behind.error()).message
     assert bench.servers[A].tried == 1
 

@@ -287,7 +287,7 @@ async def test_a_stream_without_a_final_response_ends_all_the_same() -> None:
 async def test_an_answer_without_its_data_is_refused() -> None:
     async with serving(decoupled=True) as (fake, transport, _):
         fake.responses = [streamed(False, b"\0\0\0\0")]
-        with pytest.raises(ConchError, match="the answer has 2 outputs and the data of 1"):
+        with pytest.raises(ConchError, match="the response has 2 outputs and the data of 1"):
             await infer(transport)
 
 
@@ -310,7 +310,7 @@ async def test_the_question_whether_a_model_is_ready_says_what_is_wrong() -> Non
 async def test_a_server_that_does_not_answer_the_question_is_away() -> None:
     async with serving(connect_timeout=0.2) as (fake, transport, _):
         fake.hang = True
-        with pytest.raises(ConchError, match=r"no answer within 0\.2 s") as raised:
+        with pytest.raises(ConchError, match=r"no response within 0\.2 s") as raised:
             await transport.check()
         assert type(raised.value) is ConchError  # it may be busy: its sequences are not lost
 

@@ -195,7 +195,7 @@ class Stepwise:
 
     def _record(self, trial: Trial, point: Point | None) -> None:
         if trial is not self._trial:
-            raise ValueError(f"{trial.candidate.name} at {trial.load:g} was not asked for")
+            raise ValueError(f"{trial.candidate.name} at {trial.load:g} was not requested")
         self._done += 1
         self._advance(point)
 
