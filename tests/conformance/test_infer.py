@@ -229,7 +229,7 @@ def test_breaking_the_contract_of_execute_is_an_error(client: Client, mode: str,
         client.infer("faults", {"MODE": strings(mode).reshape(1, 1)})
 
 
-def test_exception_in_execute_is_told_with_its_place(client: Client, repository: Any) -> None:
+def test_exception_in_execute_is_reported_with_its_place(client: Client, repository: Any) -> None:
     place = f"\n\nAt:\n  {repository}/faults/1/model.py(28): execute\n"
     with client.refused("INTERNAL", f"{FAILED}ValueError: execute raises{place}"):
         client.infer("faults", {"MODE": strings("raise").reshape(1, 1)})
@@ -375,7 +375,7 @@ class TestSequences:
         with client.refused("INVALID_ARG", message):
             client.infer("accumulate", {"INPUT": ints(1).reshape(1, 1)}, sequence_id=55)
 
-    def test_starting_again_begins_anew(self, client: Client) -> None:
+    def test_starting_again_restarts(self, client: Client) -> None:
         def send(value: int, **flags: bool) -> int:
             result = client.infer("accumulate", {"INPUT": ints(value).reshape(1, 1)}, sequence_id=77, **flags)
             return int(result["OUTPUT"][0][0])

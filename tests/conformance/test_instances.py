@@ -186,7 +186,7 @@ def test_configuration_of_a_load_changes_instances_as_the_file_does(watched: Wat
     assert watched.calls() == (5, 2)
 
 
-def test_configuration_of_a_load_that_changes_more_starts_all_anew(watched: Watched) -> None:
+def test_configuration_of_a_load_that_changes_more_restarts_all(watched: Watched) -> None:
     watched.write(groups("CPU 1"))
     assert watched.load().status == 200
     config = watched.config()

@@ -69,7 +69,7 @@ def test_a_stream_that_is_refused_says_why(server: Server, server_kind: str) -> 
     assert raised.value.code is (Code.INVALID_ARG if server_kind == "conch" else Code.UNKNOWN)
 
 
-def test_a_model_may_go_on_after_an_error(server: Server, server_kind: str) -> None:
+def test_a_model_may_continue_after_an_error(server: Server, server_kind: str) -> None:
     """With error codes, or with cancellation at that moment, Triton crashes after some dozens of streams."""
     with conch.Client(server.grpc) as client:
         for _ in range(100):

@@ -170,7 +170,9 @@ def test_responses_of_a_decoupled_model_and_its_end_are_passed_on(server: Server
         assert stream(front, *requests) == stream(server, *requests)
 
 
-def test_an_error_of_a_decoupled_model_keeps_its_code_where_that_is_told(front: ConchServer, server_kind: str) -> None:
+def test_an_error_of_a_decoupled_model_keeps_its_code_where_that_is_reported(
+    front: ConchServer, server_kind: str
+) -> None:
     metadata = (("triton_grpc_error", "true"),)
     outcome = call(front.grpc, Call("ModelStreamInfer", [repeat(1, -1)], metadata))
     code = "INVALID_ARGUMENT" if server_kind == "conch" else "UNKNOWN"  # Triton would crash if asked for it
@@ -186,7 +188,7 @@ def test_a_decoupled_model_needs_grpc(front: ConchServer) -> None:
     )
 
 
-def test_a_model_that_is_not_there_is_said_to_be_missing(front: ConchServer) -> None:
+def test_a_model_that_does_not_exist_is_said_to_be_missing(front: ConchServer) -> None:
     index = {entry["name"]: entry for entry in post(front.http, "/v2/repository/index", {}).json()}
     assert index["nobody"]["reason"].count("it has no model 'nobody'") == 2
     assert get(front.http, "/v2/models/nobody/ready").status == 400
@@ -199,7 +201,7 @@ def test_errors_keep_their_code_and_message(client: Client, over: str, tmp_path:
         client.infer(f"gate_{over}", inputs)
 
 
-def test_a_request_that_is_given_up_is_cancelled_on_the_remote(
+def test_an_abandoned_request_is_cancelled_on_the_remote_server(
     front: ConchServer, over: str, events: Events, server_kind: str
 ) -> None:
     inputs = [

@@ -175,7 +175,7 @@ def test_status_tells_what_is_registered(client: Client, memory: Memory, region:
         client.api.get_system_shared_memory_status("s")
 
 
-def test_a_region_that_is_unlinked_goes_on(client: Client, memory: Memory, region: str) -> None:
+def test_a_region_that_is_unlinked_stays_usable(client: Client, memory: Memory, region: str) -> None:
     memory.map[:4] = floats(5).tobytes()
     kept = memory.path.rename(memory.path.with_name(memory.name + "_kept"))
     try:

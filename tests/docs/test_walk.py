@@ -45,7 +45,7 @@ def test_a_reason_holds_for_the_next_block_or_before_the_title_for_all(tmp_path:
     }
 
 
-def test_commands_go_on_over_lines_and_keep_their_outputs(tmp_path: Path) -> None:
+def test_commands_continue_over_lines_and_keep_their_outputs(tmp_path: Path) -> None:
     session = page(tmp_path, "```\n$ echo 'a\n b' \\\n  c\na\n b c\n\n$ cat <<END\nx\nEND\n$ true\n```\n")[0]
     assert [(command.text, command.output) for command in commands(session)] == [
         ("echo 'a\n b' \\\n  c", "a\n b c"),

@@ -268,7 +268,7 @@ def test_modes_of_the_analyzer_search_the_same_space() -> None:
 
 
 @pytest.mark.slow
-def test_the_tutorials_story_is_told_to_its_end(tmp_path: Path) -> None:
+def test_the_tutorials_story_runs_to_its_end(tmp_path: Path) -> None:
     output = run("benchmarks.tutorial_story", "--quick", "--output", tmp_path)
     steps = tables(output)[-1]
     assert [row[1] for row in steps[1:]] == ["1", "2"]

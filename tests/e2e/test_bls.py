@@ -92,7 +92,7 @@ def result(reply: Reply) -> str:
     ],
     ids=["dropped", "cancelled", "future cancelled", "loop ended", "iteration cancelled"],
 )
-def test_call_that_is_given_up_is_cancelled(server: ConchServer, events: Events, program: str) -> None:
+def test_an_abandoned_call_is_cancelled(server: ConchServer, events: Events, program: str) -> None:
     before = result(run(server, "return outcome(plus_one(np.zeros((1, 1), np.float32)).exec())"))
     run(server, program)
     events.wait("x.cancelled")

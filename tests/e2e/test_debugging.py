@@ -167,7 +167,7 @@ Traceback \(most recent call last\):
     ],
     ids=["thread", "syntax", "initialize"],
 )
-def test_other_failures_are_told_with_path_and_line(terminal: At, pattern: str) -> None:
+def test_other_failures_are_reported_with_path_and_line(terminal: At, pattern: str) -> None:
     assert re.search(pattern, terminal.screen, re.DOTALL), terminal.screen
 
 
@@ -194,7 +194,7 @@ def test_breakpoint_opens_a_prompt_at_the_terminal(terminal: At, asked: Future[A
     assert asked.result().json()["outputs"][0]["data"] == ["7"]
 
 
-def test_log_waits_while_a_prompt_is_open_and_other_models_go_on(terminal: At, asked: Future[Any]) -> None:
+def test_log_waits_while_a_prompt_is_open_and_other_models_continue(terminal: At, asked: Future[Any]) -> None:
     assert terminal.ask("talking", "Grace").status == 200
     terminal.type("p secret + 1\n")
     terminal.read_until(r"43\n\(Pdb\) ")
@@ -220,7 +220,7 @@ def test_ctrl_c_at_the_prompt_ends_the_server_and_leaves_the_terminal_as_it_was(
     assert isinstance(asked.exception(), Exception) or asked.result().status != 200
 
 
-def test_debugging_a_model_that_there_is_not_is_refused(repository: Path) -> None:
+def test_debugging_a_model_that_does_not_exist_is_refused(repository: Path) -> None:
     command = ConchServer(repository, "--debug=stoping").command
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1

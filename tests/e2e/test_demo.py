@@ -173,7 +173,7 @@ class TestCommand:
         )
 
 
-def test_models_that_load_are_told_of_one_by_one_and_those_that_take_long() -> None:
+def test_models_are_reported_one_by_one_as_they_load_and_slow_ones_too() -> None:
     progress = LoadProgress(100.0)
     assert list(progress.lines(set(), 101.0)) == []
     assert list(progress.lines({"minilm_pooling", "minilm_tokenizer"}, 102.0)) == [

@@ -100,7 +100,7 @@ def test_execution_has_a_deadline(serve: Serve) -> None:
     assert kills(server, "hang") == {"execution": 1}
 
 
-def test_server_that_was_stopped_itself_kills_nobody(serve: Serve) -> None:
+def test_server_that_was_stopped_itself_kills_no_worker(serve: Serve) -> None:
     server = serve("e2e/hang", flags=("--silent-worker-secs=1",))
     before = pid(server)
     assert server.process is not None

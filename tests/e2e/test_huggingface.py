@@ -192,7 +192,7 @@ def test_rows_of_one_request_come_back_in_their_order(server: ConchServer) -> No
         np.testing.assert_allclose(embed(server, text)[0], row, atol=2e-5)
 
 
-def test_a_text_that_is_cut_is_told_in_the_response(server: ConchServer) -> None:
+def test_a_text_that_is_cut_is_reported_in_the_response(server: ConchServer) -> None:
     reply = ask(server, "classifier", "anna " * 100, "anna").json()
     assert reply["parameters"]["truncated"] == 1
 

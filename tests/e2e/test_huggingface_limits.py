@@ -58,7 +58,7 @@ def test_a_pair_of_very_long_texts_is_cut_and_the_worker_lives(tmp_path: Path, s
     assert "input 'text_input' has a text of 2500000 bytes; at most 1048576 are read" in reply.json()["error"]
 
 
-def test_a_text_that_nobody_waits_for_any_more_is_not_written_to_its_end(
+def test_a_text_that_is_no_longer_awaited_is_not_written_to_its_end(
     tmp_path: Path, stack: ExitStack, background: Callable[..., Future[Any]]
 ) -> None:
     task_checkpoints.t5(tmp_path / "writer" / "1")

@@ -23,7 +23,7 @@ output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] }
 """
 
 
-def test_shape_that_is_not_the_declared_one_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_shape_that_is_not_the_declared_one_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, "m", f'backend: "onnxruntime" instance_group {{ count: 2 kind: KIND_CPU }} {TENSORS}', {})
     (tmp_path / "m" / "1").mkdir()
     onnx_graphs.identity(tmp_path / "m" / "1" / "model.onnx", "FP32")
@@ -41,7 +41,7 @@ def test_shape_that_is_not_the_declared_one_is_told_once(tmp_path: Path, caplog:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_shape_from_another_server_is_told_once(
+def test_shape_from_another_server_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, protocol: str
 ) -> None:
     write(tmp_path / "back", "m", TENSORS.replace("[ 3 ]", "[ -1 ]"), {})

@@ -278,7 +278,7 @@ def credentials(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, value)
 
 
-def test_what_cannot_be_read_is_told_in_a_sentence(
+def test_what_cannot_be_read_is_reported_in_a_sentence(
     store: Store, credentials: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put_model("told/add", 1)

@@ -46,7 +46,7 @@ def test_metrics_tell_the_memory_that_no_model_has_alone(serve: Serve) -> None:
     eventually(counted, "the figure")
 
 
-def test_memory_that_nobody_shares_comes_back(serve: Serve) -> None:
+def test_memory_that_is_not_shared_comes_back(serve: Serve) -> None:
     server = serve("identity_fp32", flags=(*EXPLICIT, "--worker-template-secs=1"))
     eventually(lambda: not templates(server), "the template's end")
     assert answers(server, "identity_fp32")

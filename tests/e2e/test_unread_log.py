@@ -16,7 +16,7 @@ from tests.servers import ConchServer
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_pipe_that_nobody_reads_does_not_stop_the_server(tmp_path: Path) -> None:
+def test_pipe_without_a_reader_does_not_stop_the_server(tmp_path: Path) -> None:
     build(tmp_path / "models", "add_sub")
     server = ConchServer(tmp_path / "models", "--log-verbose=1")
     process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -119,7 +119,7 @@ def test_custom_batcher_runs_texts_of_one_length_together_and_answers_as_the_emb
         assert (rows <= 6, columns <= 8) == (True, True) if text == texts[0] else (rows, columns > 8) == (1, True)
 
 
-def test_custom_batcher_refuses_what_is_not_text_and_goes_on(server: ConchServer) -> None:
+def test_custom_batcher_refuses_what_is_not_text_and_continues(server: ConchServer) -> None:
     import tritonclient.grpc as grpcclient
 
     with grpcclient.InferenceServerClient(server.grpc) as client:

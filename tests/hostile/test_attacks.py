@@ -29,7 +29,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_nobody_else_notices(attacked: Server, attack: Attack) -> None:
+def test_others_are_not_affected(attacked: Server, attack: Attack) -> None:
     outcome = measure(attack, attacked, enough=KEPT - 1)
     assert outcome.longest_wait < STANDSTILL, outcome
     assert outcome.kept < KEPT, outcome

@@ -84,7 +84,7 @@ def test_lines_are_written_at_once_while_there_is_room(target: FakeTarget) -> No
     assert not target.writers
 
 
-def test_lines_are_kept_in_order_until_the_reader_goes_on(target: FakeTarget) -> None:
+def test_lines_are_kept_in_order_until_the_reader_continues(target: FakeTarget) -> None:
     target.room = 6
     sink = Sink(target, notice)
     for line in (b"one\n", b"two\n", b"three\n"):
@@ -162,7 +162,7 @@ def pipe() -> tuple[int, int]:
     return os.pipe()
 
 
-def test_whoever_logs_into_a_full_pipe_goes_on_and_shares_nothing(pipe: tuple[int, int]) -> None:
+def test_a_logger_with_a_full_pipe_continues_and_shares_nothing(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     with os.fdopen(writing, "w") as stream:
         sink = Sink(target_of(stream), notice)
@@ -179,7 +179,7 @@ def test_whoever_logs_into_a_full_pipe_goes_on_and_shares_nothing(pipe: tuple[in
     os.close(reading)
 
 
-def test_socket_that_nobody_reads_is_not_waited_for() -> None:
+def test_socket_without_a_reader_is_not_waited_for() -> None:
     ours, theirs = socket.socketpair()
     with theirs, ours, ours.makefile("w") as stream:
         sink = Sink(target_of(stream), notice)

@@ -25,7 +25,7 @@ OPTIONS = (
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_an_analysis_that_is_ended_says_how_to_go_on_and_shows_what_it_has(
+def test_an_analysis_that_is_ended_says_how_to_continue_and_shows_what_it_has(
     tmp_path: Path, ending: signal.Signals
 ) -> None:
     models.write(tmp_path / "models")

@@ -90,7 +90,7 @@ def test_candidates_that_fail_are_results_and_the_others_are_ranked(settings: An
     assert (kept / best.candidate.name / "waits" / "config.pbtxt").read_text().startswith("# What people wrote")
 
 
-def test_an_interrupted_analysis_goes_on_where_it_was(settings: AnalyzeSettings) -> None:
+def test_an_interrupted_analysis_continues_where_it_was(settings: AnalyzeSettings) -> None:
     settings = replace(settings, run_config_search_max_model_batch_size=2)
     first, second = Watching(most=1), Watching()
     with Profile(settings, first) as profile:
@@ -130,7 +130,7 @@ def test_models_at_the_same_time_and_an_ensemble_follows_its_members(settings: A
     assert all(figures.requests for figures in smaller.points[0].models.values())
 
 
-def test_a_model_that_needs_data_is_told_before_anything_is_measured(settings: AnalyzeSettings) -> None:
+def test_a_model_that_needs_data_is_reported_before_anything_is_measured(settings: AnalyzeSettings) -> None:
     file = ModelRepository([settings.model_repository or Path()]).directory("waits") / "config.pbtxt"
     file.write_text(file.read_text().replace("dims: [ 4 ]", "dims: [ -1 ]"))
     watching = Watching()
@@ -214,7 +214,7 @@ def test_a_running_server_that_dies_ends_the_analysis_and_makes_no_candidate_a_f
     assert '"error"' not in (settings.checkpoints / FILENAME).read_text()
 
 
-def test_a_figure_that_cannot_be_seen_is_told_after_the_first_measurement(settings: AnalyzeSettings) -> None:
+def test_a_figure_that_cannot_be_seen_is_reported_after_the_first_measurement(settings: AnalyzeSettings) -> None:
     wanted = replace(settings, constraints=(Constraint("gpu_power", maximum=100.0),))
     watching = Watching()
 

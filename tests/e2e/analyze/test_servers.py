@@ -53,7 +53,7 @@ def test_a_repository_is_only_read(local: LocalServer, repository: ModelReposito
     assert (repository.directory("waits") / "config.pbtxt").read_text() == models.CONFIG
 
 
-def test_why_a_configuration_does_not_load_is_told_with_the_users_paths(
+def test_why_a_configuration_does_not_load_is_reported_with_the_users_paths(
     local: LocalServer, repository: ModelRepository
 ) -> None:
     with pytest.raises(ConchError, match="8 does not fit") as caught:
@@ -140,7 +140,7 @@ def test_a_model_that_a_running_server_has_not_got_is_named(running: ConchServer
             RemoteServer(control, address(running.http), ["nothing"])
 
 
-def test_a_server_in_another_mode_is_told_apart(repository: ModelRepository) -> None:
+def test_a_server_in_another_mode_is_distinguished(repository: ModelRepository) -> None:
     with ConchServer(repository.paths[0]) as server:
         for control in controls(server):
             with pytest.raises(ConchError, match="start it with --model-control-mode=explicit") as caught:

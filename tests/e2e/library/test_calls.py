@@ -140,7 +140,7 @@ def test_closed_stream_cancels_its_request(service: InferenceService, server: Se
     eventually(lambda: running(server, "repeat") == 0, "the end of the request")
 
 
-def test_stream_that_nobody_keeps_cancels_its_request(service: InferenceService, server: Server) -> None:
+def test_stream_that_is_not_kept_cancels_its_request(service: InferenceService, server: Server) -> None:
     stream = service.infer_stream("repeat", {"IN": list(range(1000)), "DELAY": [20] * 1000})
     assert next(stream)["IDX"].tolist() == [0]
     del stream
@@ -192,7 +192,7 @@ def running(server: Server, model: str) -> int:
     return server.in_flight([model])
 
 
-def test_answer_that_does_not_come_in_time_is_given_up(
+def test_answer_that_does_not_come_in_time_is_cancelled(
     service: InferenceService, server: Server, events: Events
 ) -> None:
     inputs = {"EVENTS": str(events.folder), "NAME": "late"}
@@ -283,7 +283,7 @@ def test_version_is_a_number(service: InferenceService) -> None:
     assert (error.code, "version must be a number" in error.message) == (Code.INVALID_ARG, True)
 
 
-def test_client_of_a_server_that_is_not_there() -> None:
+def test_client_of_a_server_that_does_not_exist() -> None:
     for url in ("127.0.0.1:1", "http://127.0.0.1:1"):
         with conch.Client(url) as client:
             assert not client.live()

@@ -234,7 +234,7 @@ def test_after_a_start_that_was_interrupted(folder: Path, tmp_path: Path, monkey
     asyncio.run(give_up())
 
 
-def test_after_a_load_that_was_under_way(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_load_that_was_in_progress(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = slow(folder, tmp_path, monkeypatch)
 
     async def leave() -> None:

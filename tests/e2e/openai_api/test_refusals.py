@@ -85,7 +85,7 @@ def test_unknown_model_is_not_found(client: Any) -> None:
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
-def test_unknown_path_and_method_are_told_in_openais_form(server: ConchServer) -> None:
+def test_unknown_path_and_method_are_reported_in_openais_form(server: ConchServer) -> None:
     assert post(server, "/v1/audio/speech", {})[::2] == (
         404, {"error": {"message": "Not Found", "type": "invalid_request_error", "param": None, "code": None}},
     )  # fmt: skip

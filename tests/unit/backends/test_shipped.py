@@ -100,7 +100,7 @@ def test_repeat_sends_a_response_for_each_element(tmp_path: Path) -> None:
         assert refused.error.message == "expected IN and DELAY shape to match, got [2] and [1]"
 
 
-def test_square_sends_as_many_responses_as_it_is_told(tmp_path: Path) -> None:
+def test_square_sends_as_many_responses_as_requested(tmp_path: Path) -> None:
     with model(tmp_path, 'backend: "square"') as loaded:
         assert [reply["OUT"].tolist() for reply in loaded.stream(IN=[3])] == [[3]] * 3
         assert list(loaded.stream(IN=[0])) == []

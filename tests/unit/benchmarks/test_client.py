@@ -89,7 +89,7 @@ def test_an_error_ends_the_run_with_what_the_server_says(stub: Any) -> None:
         drive(target(stub), Load([Ask("good", 1), Ask("bad", 1)], 1))
 
 
-def test_nobody_listening_ends_the_run() -> None:
+def test_no_listener_ends_the_run() -> None:
     with pytest.raises(RuntimeError, match="llama: "):
         drive(Target("127.0.0.1:1", "llama", "m"), Load([Ask("p", 1)], 1))
 

@@ -47,7 +47,7 @@ def test_missing_file_is_named_with_its_folder(tmp_path: Path, missing: str, mes
     assert refusal(checkpoint(tmp_path, **{missing: None})) == f"checkpoint {tmp_path} {message}"
 
 
-def test_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none") == f"checkpoint folder {tmp_path / 'none'} does not exist"
 
 
@@ -308,7 +308,7 @@ def test_opening_imports_no_engine(tmp_path: Path) -> None:
     assert done.stdout == "set()\n"
 
 
-def test_files_that_answers_depend_on_are_told(tmp_path: Path) -> None:
+def test_files_that_answers_depend_on_are_reported(tmp_path: Path) -> None:
     version, elsewhere = tmp_path / "model" / "1", checkpoint(tmp_path / "elsewhere")
     (version / "adapter").mkdir(parents=True)
     opened = Checkpoint.open(version, Options(model=str(elsewhere)))
@@ -317,7 +317,7 @@ def test_files_that_answers_depend_on_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["modeling.Model", "org/other--modeling.Model"])
-def test_code_of_another_repository_is_told(tmp_path: Path, module: str) -> None:
+def test_code_of_another_repository_is_reported(tmp_path: Path, module: str) -> None:
     folder = checkpoint(tmp_path, {"auto_map": {"AutoModel": module}})
     kinds = [kind for kind, _ in Checkpoint.open(folder, Options(trust_remote_code=True)).dependencies]
     assert kinds == ["path", *(["unknown"] if "--" in module else [])]

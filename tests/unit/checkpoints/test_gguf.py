@@ -146,7 +146,7 @@ def test_every_cut_and_many_flipped_bytes_give_an_error_or_a_file(tmp_path: Path
             assert error.code is Code.INVALID_ARG
 
 
-def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert refused_argument(lambda: read_gguf(tmp_path / "m.gguf")).endswith(
         "cannot be read: No such file or directory"
     )

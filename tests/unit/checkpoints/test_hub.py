@@ -104,7 +104,7 @@ def test_folder_may_be_given_from_the_model_s_directory(version: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "../nowhere"])
-def test_folder_that_is_not_there_is_not_looked_for_on_the_hub(version: Path, model: str) -> None:
+def test_folder_that_does_not_exist_is_not_looked_for_on_the_hub(version: Path, model: str) -> None:
     assert refusal(version, Options(model=model)).message == f"model folder '{model}' does not exist"
 
 

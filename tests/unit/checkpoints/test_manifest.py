@@ -177,7 +177,7 @@ def test_forced_variant_can_be_chosen(folder: Path) -> None:
         (("torch-fp32", "openvino"), "variant 'torch-fp32' runs on engine 'torch', not on 'openvino'"),
     ],
 )
-def test_choice_that_is_not_there_is_refused(folder: Path, arguments: tuple[str, str], message: str) -> None:
+def test_choice_that_does_not_exist_is_refused(folder: Path, arguments: tuple[str, str], message: str) -> None:
     with pytest.raises(ConchError, match=message):
         manifest_of(folder).select(*arguments)
 

@@ -111,7 +111,7 @@ def test_task_has_other_names_too(name: str, task: str) -> None:
         ("", ""),
     ],
 )
-def test_a_misspelt_task_is_told_from_one_that_is_not_known(name: str, meant: str) -> None:
+def test_a_misspelt_task_is_distinguished_from_one_that_is_not_known(name: str, meant: str) -> None:
     assert suggested_task(name) == (f"did you mean '{meant}'?" if meant else "")
 
 

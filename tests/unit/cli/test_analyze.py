@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_written_costs_no_other(folder: Path, capsys: pyte
     assert "is the best of 3 configurations" in shown.out and best(folder) == "m_config_1"
 
 
-def test_an_analysis_that_goes_on_finds_its_own_candidates(
+def test_an_analysis_that_continues_finds_its_own_candidates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

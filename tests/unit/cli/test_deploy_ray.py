@@ -193,7 +193,7 @@ def test_a_cluster_that_ends_with_the_command_is_not_left(
 @pytest.mark.parametrize(
     "error", [invalid("cannot start a replica of 'echo'"), unavailable("the models do not answer")]
 )
-def test_what_cannot_start_is_taken_away_unless_something_served_before(
+def test_what_cannot_start_is_removed_unless_something_served_before(
     repository: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str], there: bool, removed: int, error: ConchError
 ) -> None:
     cluster.there, cluster.error = there, error
@@ -249,7 +249,7 @@ def test_urls_come_in_the_order_in_which_they_are_wanted() -> None:
     assert ingress_urls({}) == []
 
 
-def test_models_that_do_not_fit_are_told_before_they_are_deployed(
+def test_models_that_do_not_fit_are_reported_before_they_are_deployed(
     repository: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.resources = {"CPU": 1.0}

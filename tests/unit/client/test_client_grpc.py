@@ -110,7 +110,7 @@ def test_a_stream_whose_error_has_come_is_ended_by_the_server() -> None:
     assert raised.value.code is Code.UNKNOWN
 
 
-def test_a_stream_that_goes_on_after_its_error_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_continues_after_its_error_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_grpc, "END_SECONDS", 0.05)
     service = FakeService(60)
     with streamed(service) as stream:

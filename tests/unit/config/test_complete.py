@@ -193,7 +193,7 @@ def test_onnxruntime_on_the_cpu_has_two_instances() -> None:
     assert groups(completed("instance_group { count: 1 }", "model.onnx")) == [("m_0", "KIND_CPU", 1, [])]
 
 
-def test_automatic_kind_falls_back_to_the_cpu_when_a_device_is_not_there() -> None:
+def test_automatic_kind_falls_back_to_the_cpu_when_a_device_is_missing() -> None:
     text = "instance_group [{ gpus: [0] }, { gpus: [0, 7] }, { kind: KIND_GPU }]"
 
     assert [group[1:] for group in groups(completed(text, gpus=(0, 1)))] == [

@@ -23,7 +23,7 @@ optimization < input_pinned_memory { enable: true } >
 """
 
 
-def test_only_what_changes_is_written_anew() -> None:
+def test_only_what_changes_is_rewritten() -> None:
     edited = edit(TEXT, {"max_batch_size": 16, "parameters": {"threads": {"string_value": "4"}}})
 
     assert edited == TEXT.replace("max_batch_size: 8", "max_batch_size: 16").replace('"2"', '"4"')

@@ -129,7 +129,7 @@ def test_shapes_that_were_disturbed_are_measured_again_before_the_others() -> No
     assert found["b"][0].runs > found["a"][0].runs
 
 
-def test_figures_far_apart_are_busy_whoever_disturbs() -> None:
+def test_figures_far_apart_are_busy_under_any_disturbance() -> None:
     assert summary(SHAPE, [1, 1, 2, 2]).busy
     assert not summary(SHAPE, [1, 1, 1.1, 1.1]).busy
 

@@ -149,7 +149,7 @@ def test_failure_leaves_nothing_behind(encoder: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_torch_that_nobody_asked_for_is_measured_and_not_written(encoder: Path, tmp_path: Path) -> None:
+def test_torch_that_was_not_requested_is_measured_and_not_written(encoder: Path, tmp_path: Path) -> None:
     made = convert(plan(encoder, tmp_path, backends=("onnx",)), no_progress)
 
     reference = made.manifest.variants[0]
@@ -283,7 +283,7 @@ class Broken(Wrong):
         raise RuntimeError("no such operator")
 
 
-def test_variant_that_does_not_run_is_refused_and_the_others_go_on(
+def test_variant_that_does_not_run_is_refused_and_the_others_continue(
     encoder: Path, tmp_path: Path, spoil: Callable[..., None]
 ) -> None:
     spoil("onnxruntime", Broken)

@@ -85,7 +85,7 @@ def check(folder: Path, unpacked: Path) -> None:
         assert path.is_dir() or (unpacked / name).read_bytes() == path.read_bytes()
 
 
-def test_a_file_that_is_gone_meanwhile_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_in_between_is_reported(tmp_path: Path) -> None:
     found = Contents((Entry("weights", tmp_path / "weights", 4),))
     with pytest.raises(ConchError, match="weights cannot be read: No such file or directory"):
         copy(tmp_path / "out", found)
@@ -93,7 +93,7 @@ def test_a_file_that_is_gone_meanwhile_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
 @pytest.mark.parametrize("size", [3, 5])
-def test_a_file_that_changes_meanwhile_is_told(kind: str, size: int, tmp_path: Path) -> None:
+def test_a_file_that_changes_in_between_is_reported(kind: str, size: int, tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"four")
     found = Contents((Entry("weights", tmp_path / "weights", size),))
     with pytest.raises(ConchError, match="weights changed while it was packed: try again"):

@@ -32,7 +32,7 @@ def run(platform: str, *options: str) -> int:
     return main(["deploy", platform, "--no-verify", "--model-repository", "models", "--output", "out", *options])
 
 
-def test_what_was_written_is_told_with_sizes_and_what_was_left_out(
+def test_what_was_written_is_reported_with_sizes_and_what_was_left_out(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("oci") == 0
@@ -122,7 +122,7 @@ def test_a_folder_with_files_is_left_as_it_is(models: Path, capsys: pytest.Captu
     assert [path.name for path in Path("out").iterdir()] == ["mine"]
 
 
-def test_an_unknown_platform_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_platform_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy", "sagemakr"]) == 1
     assert "did you mean 'sagemaker'?" in capsys.readouterr().err
 

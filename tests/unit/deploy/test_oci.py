@@ -48,7 +48,7 @@ def test_a_large_artifact_goes_through_a_bucket() -> None:
     assert "It is too large for one upload, which takes up to 6 GB" in texts(given(), 7 * 10**9)["README.md"]
 
 
-def test_downloads_are_told_in_the_steps_and_in_the_container_file() -> None:
+def test_downloads_are_reported_in_the_steps_and_in_the_container_file() -> None:
     assert "needs no access to the internet" in texts(given())["README.md"]
     found = texts(given(hub=("org/a", "org/b")))
     assert "The server downloads org/a, org/b from the Hugging Face Hub" in found["README.md"]

@@ -42,7 +42,7 @@ def test_a_folder_that_is_there_stays_the_same_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path: Path, there: bool) -> None:
+def test_a_disk_without_room_is_reported_before_anything_is_written(tmp_path: Path, there: bool) -> None:
     if there:
         (tmp_path / "out").mkdir()
     with pytest.raises(ConchError, match=r"out cannot be written: it needs .* and the disk has .* left"):
@@ -86,7 +86,7 @@ def test_nothing_is_left_in_a_folder_that_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_folder_that_got_files_meanwhile_is_left_alone(tmp_path: Path, there: bool) -> None:
+def test_a_folder_that_got_files_in_between_is_left_alone(tmp_path: Path, there: bool) -> None:
     if there:
         (tmp_path / "out").mkdir()
     with pytest.raises(ConchError, match="cannot be written: Directory not empty"), staged(tmp_path / "out"):

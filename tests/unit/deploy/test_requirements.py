@@ -55,7 +55,7 @@ def test_a_package_is_named_as_it_is_installed_here(tmp_path: Path, monkeypatch:
     assert needs(tmp_path / "models", MOUNT).packages == ("python-shells", "sea-core", "sea-urchins")
 
 
-def test_checkpoints_from_the_hub_are_told(tmp_path: Path) -> None:
+def test_checkpoints_from_the_hub_are_reported(tmp_path: Path) -> None:
     checkpoint(tmp_path, "a", model="org/encoder")
     checkpoint(tmp_path, "b", model="org/other", engine="openvino", task="text-classification")
     checkpoint(tmp_path, "c", 'backend: "vllm"', model="org/writer")

@@ -54,7 +54,7 @@ def test_small_requests_stop_only_when_it_is_overdrawn() -> None:
 
 
 @fake_clock
-async def test_the_oldest_goes_on_first_when_there_is_room() -> None:
+async def test_the_oldest_continues_first_when_there_is_room() -> None:
     shared = budget(100)
     answered = Body(shared, 0, 60)
     younger, older = Body(shared, 2, 20), Body(shared, 1, 20)

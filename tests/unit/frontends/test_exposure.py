@@ -45,7 +45,7 @@ def test_ports_of_platforms_are_named_with_their_address() -> None:
         {"http_address": "0.0.0.0", "allow_http": False},
     ],
 )
-def test_server_that_nobody_else_can_load_models_into_has_no_warning(changes: dict[str, Any]) -> None:
+def test_server_without_remote_loads_has_no_warning(changes: dict[str, Any]) -> None:
     assert lines(**changes) == []
 
 

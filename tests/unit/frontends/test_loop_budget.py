@@ -28,7 +28,7 @@ async def test_turn_is_over_when_its_share_is_used_up():
     assert not turns.over()
 
 
-async def test_what_is_put_off_is_done_in_order_and_some_of_it_in_every_turn():
+async def test_deferred_work_is_done_in_order_and_some_of_it_in_every_turn():
     clock = Clock()
     turns = EventLoopBudget(asyncio.get_running_loop(), clock)
     done: list[int] = []

@@ -75,7 +75,7 @@ def test_command_ends_on_what_conch_check_says_of_the_model(
     assert said in line
 
 
-def test_model_that_there_is_not_is_answered_with_the_one_that_was_meant(
+def test_model_that_does_not_exist_is_answered_with_the_one_that_was_meant(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refusal(settings_of(repository, ("gretter",)), capsys)

@@ -39,7 +39,7 @@ def test_a_thread_interrupted_before_its_call_reached_the_loop_does_not_wait() -
         thread.close()
 
 
-def test_a_timeout_of_the_coroutine_is_told_from_the_wait() -> None:
+def test_a_timeout_of_the_coroutine_is_distinguished_from_the_wait() -> None:
     async def late() -> None:
         raise TimeoutError("too late")
 

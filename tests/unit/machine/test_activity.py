@@ -15,7 +15,7 @@ from tests.events import eventually
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_stopped_process_is_told_from_one_that_sleeps() -> None:
+def test_stopped_process_is_distinguished_from_one_that_sleeps() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         try:
             eventually(lambda: (found := activity(process.pid)) and found.state == "S", "sleeping")

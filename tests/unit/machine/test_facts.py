@@ -21,7 +21,7 @@ def test_processor_is_named_by_the_kernel(tmp_path: Path) -> None:
     assert processor(tmp_path / "none")
 
 
-def test_what_limits_the_speed_is_told_where_the_system_shows_it(tmp_path: Path) -> None:
+def test_what_limits_the_speed_is_reported_where_the_system_shows_it(tmp_path: Path) -> None:
     write(tmp_path, "proc/cpuinfo", "model name\t: Some CPU\nflags\t: fpu hypervisor\n")
     write(tmp_path, "proc/self/cgroup", "0::/group\n")
     write(tmp_path, "sys/fs/cgroup/group/cpu.max", "150000 100000\n")

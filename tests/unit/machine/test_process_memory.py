@@ -78,7 +78,7 @@ def test_processes_that_have_ended_have_nothing(tmp_path: Path) -> None:
     assert ProcessReader(tmp_path, _no_nvml).read([[7, 8]]) == [ProcessMemory()]
 
 
-def test_memory_on_gpus_is_told_by_process(tmp_path: Path) -> None:
+def test_memory_on_gpus_is_reported_by_process(tmp_path: Path) -> None:
     _process(tmp_path, 7, pss=1)
     reader = ProcessReader(tmp_path, FakeNvml)
     assert reader.read([[7], [8]]) == [ProcessMemory(1 << 10, gpus={0: 5000}), ProcessMemory()]

@@ -18,7 +18,7 @@ def test_a_family_is_all_that_a_process_has_started() -> None:
     assert family(processes, [9]) == {9}
 
 
-def test_groups_are_told_from_others_and_never_go_back() -> None:
+def test_groups_are_distinguished_from_others_and_never_go_back() -> None:
     readings = iter([
         [process(1, 0, 5), process(2, 0, 7), process(3, 0, 100, "cc1plus")],
         [process(1, 0, 6), process(2, 0, 9), process(4, 2, 3), process(3, 0, 104, "cc1plus")],

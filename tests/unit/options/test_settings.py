@@ -59,7 +59,7 @@ def test_option_has_an_effect_or_says_that_it_has_none() -> None:
     assert [option.name for option in OPTIONS.values() if option.no_effect and option.name in read] == []
 
 
-def test_option_without_effect_is_told_where_it_is_given() -> None:
+def test_option_without_effect_is_reported_where_it_is_given() -> None:
     settings = Settings(http_thread_count=3, http_port=8500)
     assert settings.without_effect == {"http-thread-count": "it is for tritonserver alone"}
     assert Settings(http_thread_count=8).without_effect == {}

@@ -102,14 +102,14 @@ def test_backends_that_are_found_are_listed_with_their_source(backends: Path) ->
 
 
 @pytest.mark.parametrize("backend", ["nowhere", "empty", "../backends/mine", ".."])
-def test_backend_that_is_not_there_is_refused_as_by_triton(backends: Path, model: Path, backend: str) -> None:
+def test_backend_that_does_not_exist_is_refused_as_by_triton(backends: Path, model: Path, backend: str) -> None:
     found = problem(f'backend: "{backend}"', BackendDirectories(backends), model)
     assert found.message == (
         f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration."
     )
 
 
-def test_python_based_backend_that_is_not_there_is_refused_as_by_triton(backends: Path, model: Path) -> None:
+def test_python_based_backend_that_does_not_exist_is_refused_as_by_triton(backends: Path, model: Path) -> None:
     for backend, directory in [("nowhere", backends), ("python", backends), ("mine", None)]:
         found = problem(f'backend: "{backend}" runtime: "model.py"', BackendDirectories(directory), model)
         searched = directory or Path("/opt/tritonserver/backends")
@@ -120,7 +120,7 @@ def test_python_based_backend_that_is_not_there_is_refused_as_by_triton(backends
 
 
 @pytest.mark.parametrize("library", ["other.py", "libtriton_mine.so", "../../x.so", "...", "/etc/passwd"])
-def test_library_that_is_not_there_is_refused_with_the_places_searched(
+def test_library_that_does_not_exist_is_refused_with_the_places_searched(
     backends: Path, model: Path, library: str
 ) -> None:
     found = problem(f'backend: "mine" runtime: "{library}"', BackendDirectories(backends), model)

@@ -77,6 +77,6 @@ def test_a_repository_may_hold_other_files_and_nothing_at_all(tmp_path: Path) ->
     assert repository_problem(tmp_path / "full") is None
 
 
-def test_path_made_of_a_url_is_told_as_one() -> None:
+def test_path_made_of_a_url_is_reported_as_one() -> None:
     problem = repository_problem(Path("s3://bucket/models"))
     assert problem is not None and (problem.hint, "s3://" in problem.message) == ("copy it to a directory", True)

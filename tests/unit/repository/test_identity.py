@@ -102,7 +102,7 @@ def test_what_a_model_runs_with_counts(places: list[Path]) -> None:
         (Dependency("path", "/nonexistent/weights"), "No such file or directory: /nonexistent/weights"),
     ],
 )
-def test_what_is_not_known_is_told(places: list[Path], dependency: Dependency, unknown: str) -> None:
+def test_what_is_not_known_is_reported(places: list[Path], dependency: Dependency, unknown: str) -> None:
     assert identify(places, CONFIG, dependency).unknown == unknown
 
 

@@ -152,7 +152,7 @@ async def test_closing_lets_go_who_waits_for_a_download(store: FakeStore, tmp_pa
     end.set()
 
 
-async def test_descriptions_of_a_model_that_hang_and_are_given_up_leave_threads_to_others(tmp_path: Path) -> None:
+async def test_descriptions_of_a_model_that_hang_and_are_cancelled_leave_threads_to_others(tmp_path: Path) -> None:
     begun, end = threading.Event(), threading.Event()
 
     class Hanging(ModelRepository):

@@ -169,7 +169,7 @@ async def test_a_model_that_has_been_stopped_refuses_the_steps_of_ensembles_too(
     assert model.in_flight == 0
 
 
-async def test_stopping_model_goes_on_with_sequences_that_are_under_way(model: Model) -> None:
+async def test_stopping_model_continues_with_sequences_that_are_in_progress(model: Model) -> None:
     model.stopping = True
     request = make(Answers())
     request.correlation_id = "under way"

@@ -28,7 +28,7 @@ def test_configuration_that_a_client_gives_back_is_read_without_it() -> None:
     assert parameters(complete(given, "m", ())) == {"task": "fill-mask"}
 
 
-def test_workers_that_differ_are_told_apart() -> None:
+def test_workers_that_differ_are_distinguished() -> None:
     assert merged([{"device": "GPU 0", "engine": "e"}, {"device": "GPU 1", "engine": "e"}]) == {
         "device": "GPU 0, GPU 1", "engine": "e",
     }  # fmt: skip

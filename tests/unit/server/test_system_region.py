@@ -72,7 +72,9 @@ def test_links_and_pipes_are_no_regions(memory: Path) -> None:
         (0, 0, "unable to process address spaceInvalid argument"),
     ],
 )
-def test_a_part_that_is_not_there_is_refused_in_tritons_words(memory: Path, offset: int, size: int, text: str) -> None:
+def test_a_part_that_does_not_exist_is_refused_in_tritons_words(
+    memory: Path, offset: int, size: int, text: str
+) -> None:
     expected = f"failed to register shared memory region 'r': {text}"
     assert refusal(memory, "mine", offset, size) == (Code.INVALID_ARG, expected)
 

@@ -85,7 +85,7 @@ def test_responses_that_do_not_fit_are_refused(write: Write, expression: str, me
             model(name="Ada")
 
 
-def test_a_response_that_never_comes_is_given_up(write: Write) -> None:
+def test_a_response_that_never_comes_is_cancelled(write: Write) -> None:
     source = """
     class TritonPythonModel:
         def execute(self, requests):

@@ -63,7 +63,7 @@ def test_outputs_in_typed_fields_are_read() -> None:
 
 
 @pytest.mark.parametrize("datatype", ["FP8", ""])
-def test_a_datatype_that_nobody_knows_is_refused(datatype: str) -> None:
+def test_a_datatype_that_is_unknown_is_refused(datatype: str) -> None:
     message = service_pb2.ModelInferResponse()
     message.outputs.add(name="y", datatype=datatype, shape=[1])
     with pytest.raises(ConchError, match=f"output 'y' of the response has the unknown datatype '{datatype}'"):

@@ -119,7 +119,9 @@ def test_only_the_outputs_asked_for_are_sent() -> None:
         ({"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2], "reshape": {"shape": [1]}}]}, ""),
     ],
 )  # fmt: skip
-def test_an_output_of_another_shape_than_the_declared_one_is_told_once(config: dict[str, Any], warning: str) -> None:
+def test_an_output_of_another_shape_than_the_declared_one_is_reported_once(
+    config: dict[str, Any], warning: str
+) -> None:
     backend, channel = start(Doubling, {**CONFIG, **config})
     for _ in range(2):
         execute(backend, numbers(1), outputs=("y",))
@@ -129,7 +131,7 @@ def test_an_output_of_another_shape_than_the_declared_one_is_told_once(config: d
 
 
 @pytest.mark.parametrize(("decoupled", "warned"), [(False, True), (True, False)])
-def test_rows_that_are_not_those_of_the_request_are_told(decoupled: bool, warned: bool) -> None:
+def test_rows_that_are_not_those_of_the_request_are_reported(decoupled: bool, warned: bool) -> None:
     config = {**CONFIG, "model_transaction_policy": {"decoupled": decoupled}}
     backend, channel = start(Halving, config)
     execute(backend, numbers(1, 2), outputs=("y",))

@@ -97,7 +97,7 @@ def test_a_path_may_be_relative_to_the_version(
     assert not spec.prefix_caching
 
 
-def test_what_nobody_understands_is_named_in_one_warning(
+def test_unknown_parameters_are_named_in_one_warning(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of("colour", gpt_model_path=str(checkpoint), team="nlp", cuda_graph_mode="true", size="9")

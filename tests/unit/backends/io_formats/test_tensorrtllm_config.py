@@ -35,7 +35,7 @@ def test_parameters_are_those_of_a_text_model_by_other_names(tmp_path: Path) -> 
     assert not parameters.unknown
 
 
-def test_what_nobody_filled_in_is_not_set(tmp_path: Path) -> None:
+def test_placeholders_that_were_not_filled_in_are_not_set(tmp_path: Path) -> None:
     names = ("gpt_model_path", "gpt_model_type", "max_beam_width", "batch_scheduler_policy", "decoding_mode",
              "max_tokens_in_paged_kv_cache", "encoder_model_path", "exclude_input_in_output")  # fmt: skip
     parameters = read(tmp_path, **{name: f"${{{name}}}" for name in names}, FORCE_CPU_ONLY_INPUT_TENSORS="no")
@@ -44,7 +44,7 @@ def test_what_nobody_filled_in_is_not_set(tmp_path: Path) -> None:
     assert not parameters.options.flag("enable_prefix_caching", True)
 
 
-def test_names_that_mean_nothing_are_told(tmp_path: Path) -> None:
+def test_names_that_mean_nothing_are_reported(tmp_path: Path) -> None:
     assert read(tmp_path, team="nlp", cuda_graph_mode="true", colour="${colour}").unknown == ("team",)
 
 

@@ -199,7 +199,7 @@ def test_log_probabilities_are_those_of_the_new_tokens(worker: Worker) -> None:
     assert [one["cum_log_probs"].item() for one in worker.outputs(2)] == [-0.5, -1.0, -1.5]
 
 
-def test_an_old_configuration_has_zeros_where_nobody_asks() -> None:
+def test_an_old_configuration_has_zeros_unless_requested() -> None:
     worker = Worker(padded=frozenset({"cum_log_probs", "output_log_probs", "context_logits", "generation_logits"}))
     worker.ask()
     [output] = worker.run().outputs()

@@ -102,7 +102,7 @@ def test_exported_memory_is_kept_until_the_consumer_has_done_with_it() -> None:
     assert alive() is None
 
 
-def test_capsule_that_nobody_takes_lets_go_of_its_memory() -> None:
+def test_capsule_that_is_not_taken_lets_go_of_its_memory() -> None:
     values = np.zeros(1000)
     alive = weakref.ref(values)
     capsule = Tensor("T", values).to_dlpack()

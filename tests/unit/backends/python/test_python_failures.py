@@ -30,7 +30,7 @@ def run(launch: LaunchWorker, *lines: str) -> str:
 
 
 @every_python
-def test_exception_is_told_with_its_place(launch: LaunchWorker) -> None:
+def test_exception_is_reported_with_its_place(launch: LaunchWorker) -> None:
     assert run(launch, "raise ValueError('bäd')") == f"ValueError: bäd\n\nAt:\n  ({LINES + 3}): execute\n"
 
 
@@ -66,7 +66,7 @@ def test_exception_of_pb_utils_is_placed_in_the_model(launch: LaunchWorker) -> N
     )
 
 
-def test_text_that_is_not_unicode_is_told_as_far_as_it_goes(launch: LaunchWorker) -> None:
+def test_text_that_is_not_unicode_is_reported_as_far_as_it_goes(launch: LaunchWorker) -> None:
     assert run(launch, "raise ValueError('a\\ud800b')").startswith("ValueError: a\\ud800b\n")
 
 

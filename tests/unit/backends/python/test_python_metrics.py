@@ -84,7 +84,7 @@ result = depth.value()
     assert worker.receive()[0] == {"op": "metrics_drop", "family": family["number"]}
 
 
-def test_changes_of_a_thread_are_told_though_no_request_comes(launch: LaunchWorker, tmp_path: Path) -> None:
+def test_changes_of_a_thread_are_reported_though_no_request_comes(launch: LaunchWorker, tmp_path: Path) -> None:
     worker = launch(MODEL)
     go = tmp_path / "go"
     worker.submit(f"""

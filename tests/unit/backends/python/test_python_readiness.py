@@ -43,7 +43,7 @@ def after(worker: Worker, said: str) -> bool:
 
 
 @every_python
-def test_answers_are_told_when_they_change(launch: LaunchWorker) -> None:
+def test_answers_are_reported_when_they_change(launch: LaunchWorker) -> None:
     worker = launched(launch)
     assert after(worker, "True")
     assert not after(worker, "False")

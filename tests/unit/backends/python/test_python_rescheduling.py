@@ -58,7 +58,7 @@ def test_response_to_a_request_that_is_rescheduled_fails_the_batch(launch: Launc
     assert worker.text("self.result = answer('next')") == "next"
 
 
-def test_sender_that_the_model_keeps_goes_on_when_the_request_is_back(launch: LaunchWorker) -> None:
+def test_sender_that_the_model_keeps_still_works_when_the_request_is_back(launch: LaunchWorker) -> None:
     worker = launch(
         """
         class TritonPythonModel:

@@ -105,7 +105,7 @@ def test_decoupled_model_must_not_return_responses(launch: LaunchWorker) -> None
         (f"send({FINAL}); sender.send({FINAL})", "Unable to send response. Response sender has been closed."),
     ],
 )
-def test_wrong_use_of_a_sender_is_told(launch: LaunchWorker, calls: str, message: str) -> None:
+def test_wrong_use_of_a_sender_is_reported(launch: LaunchWorker, calls: str, message: str) -> None:
     worker = launch(DECOUPLED, decoupled=True)
     worker.submit(f"sender.{calls}")
     while (frame := worker.read())["op"] != "done":
@@ -147,7 +147,7 @@ def test_single_response_may_come_after_execute(launch: LaunchWorker) -> None:
         (f"send(answer('a'), {FINAL}); sender.send({FINAL})", "Response sender has been closed."),
     ],
 )
-def test_wrong_use_of_the_only_response_is_told(launch: LaunchWorker, calls: str, message: str) -> None:
+def test_wrong_use_of_the_only_response_is_reported(launch: LaunchWorker, calls: str, message: str) -> None:
     worker = launch(ONE)
     worker.submit(f"sender.{calls}")
     while (frame := worker.read())["op"] != "done":
@@ -217,7 +217,7 @@ def test_coroutine_is_awaited(launch: LaunchWorker) -> None:
 
 
 @every_python
-def test_exception_of_a_coroutine_is_told_with_its_place(launch: LaunchWorker) -> None:
+def test_exception_of_a_coroutine_is_reported_with_its_place(launch: LaunchWorker) -> None:
     worker = launch(ASYNC)
     message = worker.infer("raise")["error"][1]
     before, _, places = message.partition("\n\nAt:\n")

@@ -143,7 +143,7 @@ def test_recordings_of_a_request_are_limited_together() -> None:
     assert len(media.sounds_of(ask({"audio": [file] * 4}), RATE, seconds=4, min_samples=1)) == 4
 
 
-def test_recording_at_a_rate_that_nobody_hears_may_be_shorter() -> None:
+def test_recording_at_a_rate_that_is_not_audible_may_be_shorter() -> None:
     """A file of silence is small at any rate; what it is decoded to is not."""
     file = sound_file(np.zeros(384_000, np.int16), 384_000, "FLAC", "PCM_16")
     with pytest.raises(ConchError, match="it is 1 seconds long; at most 0 are read"):

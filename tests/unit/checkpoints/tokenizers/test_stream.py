@@ -118,7 +118,7 @@ def test_window_gives_text_in_whole_characters(kind: str) -> None:
     assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
 
 
-def test_window_goes_on_after_bytes_that_are_no_text() -> None:
+def test_window_continues_after_bytes_that_are_no_text() -> None:
     tokenizer = opened("byte-level")
     broken = tokenizer.fast.token_to_id("ÿ")
     stream = WindowStream(tokenizer.decode)

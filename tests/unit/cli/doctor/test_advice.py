@@ -76,7 +76,7 @@ def test_a_reason_is_given_with_what_to_do(facts: Facts, reason: str, action: st
     assert given.action.startswith(action)
 
 
-def test_a_gpu_without_what_uses_it_is_told() -> None:
+def test_a_gpu_without_what_uses_it_is_reported() -> None:
     facts = replace(GOOD, gpus=GPU, packages=without("nvidia-ml-py", "openvino", "vllm"))
     assert [one.reason.partition(":")[0] for one in advice(facts)] == [
         "torch is built for CPUs",

@@ -62,7 +62,7 @@ def test_the_least_memory_limit_of_the_control_groups_counts(tmp_path: Path, fil
     assert memory(tmp_path).limit == limit
 
 
-def test_a_taken_port_is_told_with_its_program() -> None:
+def test_a_taken_port_is_reported_with_its_program() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
         port, free = taken.getsockname()[1], other.getsockname()[1]
         other.close()
@@ -145,6 +145,6 @@ def test_what_torch_is_built_for_is_read_without_importing_it(
     assert "openvino" in found["openvino"].install
 
 
-def test_a_cache_below_a_home_that_there_is_not_holds_nothing() -> None:
+def test_a_cache_below_a_home_that_does_not_exist_holds_nothing() -> None:
     found = cache({"HF_HOME": "~no-such-user/models"})
     assert (found.path, found.models, found.size) == ("~no-such-user/models/hub", 0, 0)

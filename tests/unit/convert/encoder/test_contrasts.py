@@ -27,7 +27,7 @@ def outputs(name: str, *values: Any) -> list[SampleOutputs]:
     return [{name: np.array(value, np.float32)} for value in values]
 
 
-def test_embeddings_are_told_by_their_nearest_text() -> None:
+def test_embeddings_are_reported_by_their_nearest_text() -> None:
     before = outputs("embedding", [[1, 0]], [[0.9, 0.1]], [[0, 1]])
     after = outputs("embedding", [[0, 1]], [[0.9, 0.1]], [[0, 1]])
 
@@ -61,7 +61,7 @@ def test_only_tokens_whose_labels_differ_are_shown() -> None:
     assert found.worst[1].reference == "the same labels"
 
 
-def test_spans_words_and_scores_are_told() -> None:
+def test_spans_words_and_scores_are_reported() -> None:
     spans = [{"start_logits": np.eye(3)[[index]], "end_logits": np.eye(3)[[2]]} for index in (0, 1, 1)]
     others = [{"start_logits": np.eye(3)[[1]], "end_logits": np.eye(3)[[2]]} for _ in range(3)]
     found = answers("question-answering", pair="context").contrasts(spans, others)

@@ -86,7 +86,7 @@ def test_variant_that_was_forced_says_why_it_was_refused() -> None:
     assert table.verdict(forced, forced.name) == "auto (forced)"
 
 
-def test_reference_that_nobody_asked_for_is_not_called_refused() -> None:
+def test_reference_that_was_not_requested_is_not_called_refused() -> None:
     reference = replace(MANIFEST.variants[0], passed=False, reasons=(NOT_ASKED_FOR,))
 
     assert table.verdict(reference, "") == "reference"

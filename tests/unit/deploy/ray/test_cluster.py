@@ -80,7 +80,7 @@ class Status(str):
          ["b: waits for 2 GPUs", "c: unhealthy"]),
     ],
 )  # fmt: skip
-def test_what_is_not_there_yet_is_said_in_one_line(said: Any, words: list[str]) -> None:
+def test_missing_results_are_reported_in_one_line(said: Any, words: list[str]) -> None:
     assert status_messages(said) == words
 
 

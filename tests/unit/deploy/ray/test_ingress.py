@@ -96,7 +96,7 @@ async def test_an_ingress_serves_what_replicas_announce(
     assert await status(registry, "/v2/models/echo/ready") == 400
 
 
-async def test_an_ingress_goes_on_while_the_registry_is_away_and_starts_again(
+async def test_an_ingress_continues_while_the_registry_is_away_and_starts_again(
     ingress: NodeIngress, registry: Remote, server: conch.Server
 ) -> None:
     await registry.target.register(record("a", server, "echo"))

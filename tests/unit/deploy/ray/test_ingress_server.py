@@ -123,7 +123,7 @@ async def test_classes_have_the_labels_of_the_replicas(tmp_path: Path) -> None:
             assert through.json()["outputs"] == directly.json()["outputs"]
 
 
-async def test_what_nobody_expects_is_not_served(first: conch.Server) -> None:
+async def test_unexpected_paths_are_not_served(first: conch.Server) -> None:
     async with ingress("echo") as here:
         await here.follow(record("a", first, "echo", "a b.c"))
         assert [model["name"] for model in await here.models()] == ["echo"]

@@ -173,7 +173,7 @@ def test_ensembles_of_each_other_end(repository: Path) -> None:
          "less with --gpus-per-replica 0, start fewer, or add nodes"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_into_a_cluster_is_told_with_the_flag_that_helps(
+def test_what_does_not_fit_into_a_cluster_is_reported_with_the_flag_that_helps(
     options: dict[str, Any], total: dict[str, float], short: str
 ) -> None:
     deployments = [DeploymentPlan(name, (name,), (name,), "1") for name in ("a", "b", "c")]

@@ -133,7 +133,7 @@ async def test_an_ingress_is_told_of_a_replica_that_has_fallen_silent(
     assert (await waiting).replicas == ()
 
 
-async def test_failures_are_kept_until_a_replica_has_started_or_all_begins_anew(registry: ReplicaRegistry) -> None:
+async def test_failures_are_kept_until_a_replica_has_started_or_all_restarts(registry: ReplicaRegistry) -> None:
     await registry.failed("echo", "no memory")
     await registry.failed("other", "no weights")
     assert await registry.failures() == {"echo": "no memory", "other": "no weights"}

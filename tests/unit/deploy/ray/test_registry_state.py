@@ -33,7 +33,7 @@ def test_a_replica_that_was_deregistered_does_not_come_back() -> None:
     assert state.snapshot() == snapshot(revision=2, deregistered=("a",))
 
 
-def test_a_replica_that_nobody_knew_is_deregistered_all_the_same() -> None:
+def test_a_replica_that_was_unknown_is_deregistered_all_the_same() -> None:
     state = RegistryState(0)
     state.deregister("a")  # the registry has started again since it came
     assert state.snapshot() == snapshot(revision=1, deregistered=("a",))

@@ -208,7 +208,7 @@ def test_a_model_that_takes_something_else_is_loaded_again(tmp_path: Path, chang
     assert repository.write(on("http://a:1")) == ["echo"]
 
 
-def test_a_model_of_which_the_ingress_knows_nothing_may_change_with_its_replicas(tmp_path: Path) -> None:
+def test_a_model_unknown_to_the_ingress_may_change_with_its_replicas(tmp_path: Path) -> None:
     repository = IngressRepository(tmp_path)
     old, new = replica("a", ServedModel("echo"), version="1"), replica("b", ServedModel("echo"), version="2")
     assert repository.write(cluster_models([old])) == ["echo"]

@@ -22,7 +22,7 @@ def late(frontend: Frontend) -> LateModels:
     return late
 
 
-def test_call_goes_on_when_its_model_is_loaded(frontend, stub, late):
+def test_call_continues_when_its_model_is_loaded(frontend, stub, late):
     call = stub.ModelInfer.future(text_request("echo", "hello"))
     frontend.until(lambda: late.waiting)
     frontend.call(late.load, "echo")
@@ -50,7 +50,7 @@ def test_deadline_of_a_call_holds_while_it_waits(frontend, stub, late):
     frontend.until(lambda: not late.waiting)
 
 
-def test_call_that_its_client_gives_up_waits_no_longer(frontend, stub, late):
+def test_call_that_its_client_cancels_waits_no_longer(frontend, stub, late):
     call = stub.ModelInfer.future(text_request("echo", "hello"))
     frontend.until(lambda: late.waiting)
     call.cancel()
@@ -93,14 +93,14 @@ def test_decoupled_model_that_was_loaded_for_it_holds_up_no_response(frontend, s
     assert len([response for response in responses if response.error_message]) == 1
 
 
-def test_stream_that_is_given_up_waits_no_longer(frontend, stub, late):
+def test_stream_that_is_cancelled_waits_no_longer(frontend, stub, late):
     with Conversation(stub) as conversation:
         conversation.send(text_request("echo", "1"))
         frontend.until(lambda: late.waiting)
     frontend.until(lambda: not late.waiting)
 
 
-def test_stream_is_told_why_a_model_cannot_be_loaded_and_goes_on(frontend, stub, late):
+def test_stream_is_told_why_a_model_cannot_be_loaded_and_continues(frontend, stub, late):
     with Conversation(stub) as conversation:
         conversation.send(text_request("echo", "1", id="1"))
         frontend.until(lambda: late.waiting)

@@ -159,7 +159,7 @@ def test_message_that_makes_progress_may_take_longer(frontend, client):
     assert client.answer(stream).status == 4
 
 
-def test_answer_that_is_not_read_is_given_up(frontend):
+def test_answer_that_is_not_read_is_cancelled(frontend):
     before = closed(frontend, "unread")
     with frontend.client(initial_window_size=100) as client:
         stream = client.request(INFER, text_request("echo", "x" * 1000).SerializeToString())

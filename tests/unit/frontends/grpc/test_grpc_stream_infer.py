@@ -181,7 +181,7 @@ def test_a_request_that_is_refused_ends_the_stream_of_a_client_that_wants_all_co
         frontend.until(lambda: model.cancelled == model.received)
 
 
-def test_half_closed_stream_delivers_what_is_under_way(frontend, conversation):
+def test_half_closed_stream_delivers_what_is_in_progress(frontend, conversation):
     model = frontend.server.models["hold"]
     conversation.send(text_request("hold", "x"))
     conversation.half_close()
@@ -269,7 +269,7 @@ def test_responses_before_their_turn_hold_requests_back(frontend, monkeypatch):
         assert len(client.answer(1).messages()) == 6
 
 
-def test_client_that_never_reads_is_given_up(frontend, monkeypatch):
+def test_client_that_never_reads_is_disconnected(frontend, monkeypatch):
     monkeypatch.setattr(stream_infer, "GIVE_UP_AT", 100_000)
     model = frontend.server.models["hold_decoupled"]
     with frontend.client(initial_window_size=0) as client:

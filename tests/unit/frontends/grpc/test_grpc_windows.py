@@ -17,6 +17,6 @@ from tests.unit.frontends.grpc.conftest import text_request
         (100_000, 100_000, 230_000, 131_000, 262_000),
     ],
 )
-def test_stream_goes_on_whatever_the_sizes_of_its_messages_are(stub, sizes):
+def test_stream_continues_whatever_the_sizes_of_its_messages_are(stub, sizes):
     call = stub.ModelStreamInfer(iter([text_request("echo", "x" * size) for size in sizes]), timeout=5)
     assert [len(answer.infer_response.raw_output_contents[0]) - 4 for answer in call] == list(sizes)

@@ -55,7 +55,7 @@ async def test_work_that_does_not_wait_is_done_without_a_task(exchange: HttpExch
     assert connection.ended == 1 and asyncio.all_tasks() == before
 
 
-async def test_work_that_waits_goes_on_with_what_it_waited_for(exchange: HttpExchange, connection: Any) -> None:
+async def test_work_that_waits_continues_with_what_it_waited_for(exchange: HttpExchange, connection: Any) -> None:
     results: list[asyncio.Future[bytes]] = [asyncio.get_running_loop().create_future() for _ in range(2)]
 
     async def work() -> None:

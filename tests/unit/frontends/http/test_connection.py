@@ -123,7 +123,7 @@ async def test_client_that_hangs_up_is_noticed_and_its_answer_dropped(client: Cl
     exchange.respond(200, [], b"nobody hears this")
 
 
-async def test_hanging_up_gives_up_pipelined_requests_too(client: Client, site: Site) -> None:
+async def test_hanging_up_cancels_pipelined_requests_too(client: Client, site: Site) -> None:
     site.answer = None
     client.send(post(b"one") + post(b"two"))
     exchange = await site.next()

@@ -45,7 +45,7 @@ async def test_requests_are_answered(encrypted: HttpListener, certificates: Path
     client.writer.close()
 
 
-async def test_handshake_that_never_ends_keeps_nobody_waiting(encrypted: HttpListener, certificates: Path) -> None:
+async def test_handshake_that_never_ends_blocks_no_other(encrypted: HttpListener, certificates: Path) -> None:
     address = encrypted.address  # type: ignore[attr-defined]
     stalled = [await asyncio.open_connection(*address) for _ in range(20)]
     stalled[0][1].write(b"\x16\x03\x01\x02\x00\x01")

@@ -69,7 +69,7 @@ async def test_a_refused_body_of_unknown_length_is_not_read_to_its_end(client: C
     assert await client.is_closed()
 
 
-async def test_nobody_is_told_to_continue_with_a_body_that_is_refused(client: Client, site: Site) -> None:
+async def test_no_client_is_told_to_continue_with_a_body_that_is_refused(client: Client, site: Site) -> None:
     site.refuses = "no"
     client.send(b"POST /p HTTP/1.1\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
     assert (await client.response())[0] == 403
@@ -88,7 +88,7 @@ async def test_answers_that_are_due_come_before_a_refusal(client: Client, site: 
     assert await client.is_closed()
 
 
-async def test_a_client_that_goes_on_sending_sees_why_it_was_refused(client: Client, site: Site) -> None:
+async def test_a_client_that_keeps_sending_sees_why_it_was_refused(client: Client, site: Site) -> None:
     site.limit = 1 << 30
     site.refuses = "no"
     client.send(b"POST /p HTTP/1.1\r\nContent-Length: 50000000\r\n\r\n")
@@ -96,7 +96,7 @@ async def test_a_client_that_goes_on_sending_sees_why_it_was_refused(client: Cli
     assert (await client.response())[::2] == (403, b"no")
 
 
-async def test_a_refused_client_that_goes_on_sending_is_hung_up_on(
+async def test_a_refused_client_that_keeps_sending_is_hung_up_on(
     client: Client, site: Site, listener: HttpListener
 ) -> None:
     site.limit = 1 << 30

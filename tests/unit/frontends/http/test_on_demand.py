@@ -63,7 +63,7 @@ async def client() -> AsyncIterator[LateClient]:
 
 
 @pytest.mark.parametrize(("path", "document"), POSTS, ids=lambda value: "" if isinstance(value, dict) else value)
-async def test_request_goes_on_when_its_model_is_loaded(client: LateClient, path: str, document: dict) -> None:
+async def test_request_continues_when_its_model_is_loaded(client: LateClient, path: str, document: dict) -> None:
     await client.ask(b"POST", path, document)
     client.load()
     status, body = await client.response()
@@ -86,7 +86,7 @@ async def test_request_is_told_why_its_model_cannot_be_loaded(client: LateClient
     assert status == 503 and "it is broken" in body
 
 
-async def test_openai_client_is_told_in_its_form_that_there_is_no_model(client: LateClient) -> None:
+async def test_openai_client_receives_its_own_error_form_for_a_missing_model(client: LateClient) -> None:
     await client.ask(b"POST", "/v1/chat/completions", SMALL_CHAT)
     client.late.load("m", not_found("Request for unknown model: 'm' is not found"))
     status, body = await client.response()

@@ -81,7 +81,7 @@ def test_oci_maps_its_endpoints_to_paths_only() -> None:
         OciDataScience({"MODEL_DEPLOY_HEALTH_ENDPOINT": "health"}, lambda: "m")
 
 
-def test_the_flag_that_names_a_platforms_model_is_told() -> None:
+def test_the_flag_that_names_a_platforms_model_is_reported() -> None:
     with pytest.raises(ConchError, match="--oci-default-model names it"):
         only_model(Models("a", "b"), "", "oci-default-model")  # type: ignore[arg-type]
 

@@ -85,7 +85,7 @@ async def test_a_connection_on_which_nothing_ever_comes_has_the_time_of_a_head(
     assert closed(limits) == {"head": 1}
 
 
-async def test_a_client_that_does_not_read_is_given_up(
+async def test_a_client_that_does_not_read_is_disconnected(
     client: Client, site: Site, listener: HttpListener, limits: ClientLimits
 ) -> None:
     site.answer = lambda exchange: exchange.respond(200, [], b"x" * 50_000_000)
@@ -98,7 +98,7 @@ async def test_a_client_that_does_not_read_is_given_up(
     await until(lambda: closed(limits) == {"unread": 1} and limits.budget.used == 0)
 
 
-async def test_a_stream_that_is_read_slowly_goes_on(
+async def test_a_stream_that_is_read_slowly_continues(
     client: Client, site: Site, listener: HttpListener, limits: ClientLimits
 ) -> None:
     site.answer = None

@@ -266,7 +266,7 @@ async def test_an_openai_error_names_its_member(offloader: Offloader) -> None:
     assert isinstance(error, ApiError) and error.param == "messages[0].role"
 
 
-async def test_a_model_that_is_missing_refuses_the_request_and_the_process_goes_on(offloader: Offloader) -> None:
+async def test_a_model_that_is_missing_refuses_the_request_and_the_process_continues(offloader: Offloader) -> None:
     def missing(name: str) -> ModelSignature:
         raise not_found(f"no {name}")
 
@@ -376,7 +376,7 @@ async def test_a_process_that_dies_fails_what_it_did_alone(
     assert request.id == "an id"
 
 
-async def test_work_that_nobody_waits_for_is_not_begun(offloader: Offloader, processes: list[RecordedProcess]) -> None:
+async def test_work_that_is_not_awaited_is_not_begun(offloader: Offloader, processes: list[RecordedProcess]) -> None:
     body = b"[" + b"{}," * 2_000_000 + b"{}]"
     size = len(body)
     running = [asyncio.ensure_future(decode_load_elsewhere(offloader, body)) for _ in range(2)]
@@ -410,7 +410,7 @@ async def test_a_small_body_does_not_wait_for_giants(offloader: Offloader) -> No
     await asyncio.gather(*giants, return_exceptions=True)
 
 
-async def test_a_server_that_stops_ends_what_is_under_way() -> None:
+async def test_a_server_that_stops_ends_what_is_in_progress() -> None:
     offloader = Offloader(1 << 30, 30, ByteBudget(1 << 30))
     body = b"[" + b"{}," * 5_000_000 + b"{}]"
     in_flight = [asyncio.ensure_future(refusal(decode_load_elsewhere(offloader, body))) for _ in range(3)]

@@ -47,7 +47,7 @@ def test_responses_of_decoupled_models_are_events_and_the_last_one_ends_the_requ
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_a_refused_request_of_a_stream_has_failed_and_the_stream_goes_on(decoupled: bool) -> None:
+def test_a_refused_request_of_a_stream_has_failed_and_the_stream_continues(decoupled: bool) -> None:
     """What a decoupled model sends for it afterwards is not taken for the next request's answer."""
     with running_grpc(KnownGrpcServer(decoupled=decoupled, responses=3 if decoupled else 1, fails=3)) as server:
         measured = _measure(server)

@@ -94,7 +94,7 @@ def test_requests_of_the_level_before_that_end_late_are_not_of_this_one() -> Non
 
 
 @pytest.mark.parametrize("answered", [100, 198])
-def test_a_rate_that_the_server_does_not_follow_is_told(answered: int) -> None:
+def test_a_rate_that_the_server_does_not_follow_is_reported(answered: int) -> None:
     plan = PerfPlan("m", Address("h", 1), interval=1.0, rates=Levels(200, 200, 1))
     _, measured = take(FakeSenders(lambda second: answered, waiting=50), plan)
     told = [warning for warning in measured.warnings if "of 200 requests a second" in warning]
@@ -159,7 +159,7 @@ def test_a_level_without_answers_ends_when_that_is_sure() -> None:
     assert measured.errors == {"no": measured.failed}
 
 
-def test_whoever_watches_may_end_a_level() -> None:
+def test_a_watcher_may_end_a_level() -> None:
     run, measured = take(FakeSenders(lambda second: 10), on_window=lambda window: True)
     assert len(run.windows) == 1 and measured.stopped and measured.figures.requests
     assert [*measured.warnings] == ["stopped after 1 window"]

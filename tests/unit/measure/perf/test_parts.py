@@ -238,7 +238,7 @@ def test_optional_inputs_are_left_out_but_for_the_text_of_a_model_that_takes_not
         (DataOptions(shapes={"ids": (1,), "text": (1,)}, string_length=10**10), "'text' would have 9.3 GiB"),
     ],
 )
-def test_data_that_nobody_can_send_is_not_made(model: ModelSpec, options: DataOptions, said: str) -> None:
+def test_data_that_cannot_be_sent_is_not_made(model: ModelSpec, options: DataOptions, said: str) -> None:
     with pytest.raises(ConchError, match=said):
         samples(model, options)
 

@@ -113,7 +113,7 @@ def test_the_log_is_written_when_it_is_closed(tmp_path: Path) -> None:
     assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == 6
 
 
-def test_a_full_disk_is_told_at_the_end() -> None:
+def test_a_full_disk_is_reported_at_the_end() -> None:
     log = RequestLog(Path("/dev/full"))
     log.add({"concurrency": 2}, collected())
     with pytest.raises(OSError, match="No space left"):

@@ -64,7 +64,7 @@ def test_the_server_is_found_by_its_port_with_all_that_it_has_started() -> None:
     assert not watch.machine([reading]).unseen
 
 
-def test_a_server_that_cannot_be_seen_makes_nobody_else_a_suspect() -> None:
+def test_a_server_that_cannot_be_seen_causes_no_other_suspicion() -> None:
     elsewhere = find_server(Address("192.0.2.1", 8000))
     assert elsewhere.unseen == "the server's machine, 192.0.2.1, was not seen"
     with socket.socket() as nobody:

@@ -73,7 +73,7 @@ def test_ids_of_a_range_are_used_again_but_never_by_two_at_a_time() -> None:
         assert len(set(ids)) == 4 and set(ids) <= set(range(7, 11))
 
 
-def test_a_sequence_that_failed_at_the_start_or_lost_its_connection_begins_anew() -> None:
+def test_a_sequence_that_failed_at_the_start_or_lost_its_connection_restarts() -> None:
     turns = SequenceSource(SequencePlan([[0, 1, 2]], "json"))
     assert _take(turns, 0)[1:3] == (1, True)
     turns.ended(0, well=False, lost=False)

@@ -68,7 +68,7 @@ def test_the_current_directory_is_none_of_a_workers(tmp_path: Path, monkeypatch:
     assert missing_modules(sys.executable, ["beside_me"]) == {"beside_me"}
 
 
-def test_an_interpreter_that_does_not_answer_accuses_nobody(tmp_path: Path) -> None:
+def test_an_interpreter_that_does_not_answer_is_not_a_finding(tmp_path: Path) -> None:
     assert missing_modules(str(tmp_path / "python"), ["no_such_module"]) == set()
 
 

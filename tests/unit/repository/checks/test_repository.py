@@ -169,7 +169,7 @@ def test_missing_side_files_are_found(repository: Path) -> None:
     assert "m/env.tar.gz, which is missing" in found[2]
 
 
-def test_unknown_and_unavailable_backends_are_told_apart(repository: Path) -> None:
+def test_unknown_and_unavailable_backends_are_distinguished(repository: Path) -> None:
     put(repository, "typo/config.pbtxt", '\nbackend: "pyton"')
     put(repository, "typo/1/model.py", GOOD)
     put(repository, "trt/1/model.plan")
@@ -206,7 +206,7 @@ def test_model_of_a_python_based_backend_is_checked_with_the_backends_source(rep
     assert any(line.startswith(f"{source}:2: error: there is no module 'nowhere_to_be_found'") for line in found)
 
 
-def test_model_of_a_python_based_backend_whose_source_is_not_there_is_found(repository: Path) -> None:
+def test_model_of_a_python_based_backend_whose_source_is_missing_is_found(repository: Path) -> None:
     put(repository, "based/config.pbtxt", f'backend: "mine"\nruntime: "model.py"\n{IO}')
     put(repository, "based/1/weights.bin")
     [found] = [str(finding) for finding in check([repository], None, BackendDirectories.beginning_with("/nowhere"))]

@@ -99,7 +99,7 @@ def test_unusable_file_is_refused_without_what_is_in_it(tmp_path: Path, content:
     assert words in refusal(s3_arguments, "s3://bucket", file(tmp_path, content))
 
 
-def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_file_that_does_not_exist_is_named(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.json")
     assert gone in refusal(s3_arguments, "s3://bucket", {"TRITON_CLOUD_CREDENTIAL_PATH": gone})
     assert gone in refusal(gs_arguments, "gs://bucket", {"GOOGLE_APPLICATION_CREDENTIALS": gone})

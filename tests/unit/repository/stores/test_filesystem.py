@@ -52,7 +52,7 @@ def test_new_files_are_listed_at_once(store: FilesystemStore, memory: Any) -> No
     assert "n/1/a" in {file.path for file in store.find()}
 
 
-def test_file_arrives_and_its_bytes_are_told(store: FilesystemStore, tmp_path: Path) -> None:
+def test_file_arrives_and_its_bytes_are_reported(store: FilesystemStore, tmp_path: Path) -> None:
     told: list[int] = []
     file = next(file for file in store.find("m/1"))
     store.fetch(file, tmp_path / "model.py", told.append)

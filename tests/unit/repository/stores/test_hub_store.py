@@ -80,12 +80,12 @@ def test_changed_file_is_another_fingerprint(hub: FakeHub, tmp_path: Path) -> No
     assert repository.fingerprints(None) != before
 
 
-def test_checkpoint_is_told_with_the_command_that_serves_it(hub: FakeHub, tmp_path: Path) -> None:
+def test_checkpoint_is_reported_with_the_command_that_serves_it(hub: FakeHub, tmp_path: Path) -> None:
     assert "conch serve org/bert" in refusal(tmp_path, "hf://org/bert").message
     assert "give hf://org/name/models" in refusal(tmp_path, "hf://org/name").message
 
 
-def test_repository_that_is_not_there_or_private_is_told(
+def test_missing_or_private_repository_is_reported(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert refusal(tmp_path, "hf://org/secret/models").code is Code.INVALID_ARG
@@ -94,6 +94,6 @@ def test_repository_that_is_not_there_or_private_is_told(
     assert root(tmp_path, "hf://org/secret/models").names() == ["m"]
 
 
-def test_hub_that_cannot_be_reached_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_that_cannot_be_reached_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     assert refusal(tmp_path, "hf://org/name").code is Code.UNAVAILABLE

@@ -70,7 +70,7 @@ def test_same_content_at_another_time_is_the_same() -> None:
         ("gs://bucket", ["team/m/config.pbtxt"], "give gs://bucket/team"),
     ],
 )
-def test_what_is_no_repository_is_told_with_what_to_give(url: str, paths: list[str], words: str) -> None:
+def test_what_is_no_repository_is_reported_with_what_to_give(url: str, paths: list[str], words: str) -> None:
     files = [RemoteFile(path, 1) for path in paths]
     with pytest.raises(ConchError) as refused:
         check_repository(parse_url(url), files, models_in(files))

@@ -72,7 +72,7 @@ def test_file_that_has_changed_alone_is_downloaded(tmp_path: Path) -> None:
     assert (after.directory / "2" / "weights").samefile(before.directory / "2" / "weights")
 
 
-def test_configuration_that_cannot_be_read_is_copied_for_whoever_reports_it(tmp_path: Path) -> None:
+def test_configuration_that_cannot_be_read_is_copied_for_the_reporter(tmp_path: Path) -> None:
     store = two_versions()
     store.files["m/config.pbtxt"] = b"{"
     assert files_in(root_over(store, tmp_path).locate("m", None, None).directory) == ["config.pbtxt"]
@@ -104,7 +104,7 @@ def test_model_that_changes_while_it_is_copied_is_copied_again(tmp_path: Path) -
     assert (located.directory / "2" / "weights").read_bytes() == b"later"
 
 
-def test_model_that_never_stands_still_is_an_error(tmp_path: Path) -> None:
+def test_model_that_never_stalls_is_an_error(tmp_path: Path) -> None:
     class Restless(FakeStore):
         """Has another weight whenever somebody looks."""
 
@@ -132,7 +132,7 @@ def test_names_that_lead_elsewhere_never_become_files(tmp_path: Path, caplog: py
     assert sum("evil" in line for line in told) >= 3
 
 
-def test_model_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+def test_model_that_does_not_exist_is_not_found(tmp_path: Path) -> None:
     root = root_over(two_versions(), tmp_path)
     assert root.has("m")
     assert not root.has("other")
@@ -237,7 +237,7 @@ def test_first_look_that_fails_is_an_error_in_a_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_cache_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ConchError) as refused:
         root_over(two_versions(), tmp_path / "cache").locate("m", None, None)

@@ -50,7 +50,7 @@ def test_etag_of_an_object_in_parts_is_no_digest() -> None:
     assert md5_digest({}) == ""
 
 
-def test_missing_extra_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_reported_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(ConchError) as refused:
         open_s3(parse_url("s3://bucket/models"), {})

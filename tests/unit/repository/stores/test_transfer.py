@@ -66,7 +66,7 @@ def test_download_that_fails_for_a_moment_is_tried_again(pool: DaemonPool, tmp_p
     assert (tmp_path / "a").read_bytes() == b"aaaa"
 
 
-def test_download_that_goes_on_failing_is_given_up(pool: DaemonPool, tmp_path: Path) -> None:
+def test_download_that_keeps_failing_is_abandoned(pool: DaemonPool, tmp_path: Path) -> None:
     store = FakeStore({"m/a": b"aaaa"})
     store.faults = [ConnectionResetError("reset by hidden-key")] * 5
     error = refusal(store, pool, tmp_path)
@@ -102,7 +102,7 @@ def test_etag_that_is_no_digest_is_not_compared(
     assert (tmp_path / "a").read_bytes() == b"bbbb"
 
 
-def test_full_disk_is_told_as_one(pool: DaemonPool, tmp_path: Path) -> None:
+def test_full_disk_is_reported_as_one(pool: DaemonPool, tmp_path: Path) -> None:
     store = FakeStore({"m/a": b"aaaa"})
     store.faults = [OSError(errno.ENOSPC, "No space left on device")]
     error = refusal(store, pool, tmp_path)

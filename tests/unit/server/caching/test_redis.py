@@ -119,7 +119,7 @@ def test_cache_settings_choose_redis() -> None:
     assert isinstance(make_cache([Setting("redis", "host", "x"), Setting("redis", "port", "1")]), RedisCache)
 
 
-async def test_response_is_kept_for_whoever_serves_the_same_files(cache: RedisCache) -> None:
+async def test_response_is_kept_for_servers_of_the_same_files(cache: RedisCache) -> None:
     scope, same, other = (cache.scope("m", 1, identity) for identity in (b"a", b"a", b"b"))
     assert await scope.find(b"key") is None
     scope.insert(b"key", ENTRY)

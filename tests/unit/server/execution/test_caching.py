@@ -136,7 +136,7 @@ async def test_errors_and_what_is_not_one_response_are_not_kept(responses: list[
     assert rig.counts[:2] == (0, 1)
 
 
-async def test_response_of_members_that_were_replaced_meanwhile_is_not_kept() -> None:
+async def test_response_of_members_that_were_replaced_in_between_is_not_kept() -> None:
     rig = Rig()
     await rig.ask()
     old, rig.scope = rig.scope, rig.cache.scope("m", 3, b"")

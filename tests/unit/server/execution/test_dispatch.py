@@ -144,7 +144,7 @@ async def test_worker_that_cannot_come_back_fails_what_waits_and_refuses_the_res
     bench.submit()
 
 
-async def test_other_instances_go_on_when_one_is_lost(monkeypatch) -> None:
+async def test_other_instances_continue_when_one_is_lost(monkeypatch) -> None:
     monkeypatch.setattr(instance_module, "BACK_OFF", (0.0, 60.0))
     bench = Bench(count=2)
     bench.launches.append(internal("no"))

@@ -179,7 +179,7 @@ def test_each_response_of_a_decoupled_member_flows_on() -> None:
     assert [(len(response.outputs), response.final) for response in flow.responses] == [(1, False), (1, True)]
 
 
-def test_step_has_no_more_requests_under_way_than_it_may() -> None:
+def test_step_has_no_more_requests_in_progress_than_it_may() -> None:
     flow = Flow(step("a", "in", "mid"), step("b", "mid", "out"), outputs=("out",), decoupled="a", limit=2)
     flow.run()
     for _ in range(5):
@@ -193,7 +193,7 @@ def test_step_has_no_more_requests_under_way_than_it_may() -> None:
 
 
 @pytest.mark.parametrize("error", [None, invalid("wrong")])
-def test_what_waits_for_its_turn_is_given_up_with_the_request(error: ConchError | None) -> None:
+def test_what_waits_for_its_turn_is_cancelled_with_the_request(error: ConchError | None) -> None:
     flow = Flow(step("a", "in", "mid"), step("b", "mid", "out"), outputs=("out",), decoupled="a", limit=1)
     request = flow.run()
     for _ in range(3):

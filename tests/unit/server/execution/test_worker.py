@@ -155,7 +155,7 @@ async def test_stop_ends_the_wait_for_the_next_attempt() -> None:
 
 
 @fake_clock
-async def test_stop_gives_up_a_launch_that_is_under_way() -> None:
+async def test_stop_cancels_a_launch_that_is_in_progress() -> None:
     supervision = Supervision()
     supervision.held = supervision.loop.create_future()
     supervision.process.die()

@@ -61,7 +61,7 @@ def test_busy_model_stays_until_it_is_idle() -> None:
     assert town.leaving == ["a"]
 
 
-def test_model_that_is_never_idle_gives_up_its_place_after_its_turn() -> None:
+def test_model_that_is_never_idle_is_evicted_after_its_minimum_time() -> None:
     town = Town(TWO)
     town.load("a", "b")
     town.wait(20)
@@ -144,7 +144,7 @@ def test_request_that_waits_behind_another_model_is_told_which() -> None:
     assert "(--load-wait-secs): 'b' comes first: 1 model and 1 others are more than" in town.answers[serial]
 
 
-def test_request_that_waits_for_a_load_too_long_is_told_so_and_the_load_goes_on() -> None:
+def test_request_that_waits_for_a_load_too_long_is_told_so_and_the_load_continues() -> None:
     town = Town(TWO)
     serial, _ = town.ask("a")
     town.wait(60)
@@ -220,7 +220,7 @@ def test_unknown_model_is_remembered_nowhere() -> None:
     assert town.planner.counts.models == {} and town.planner.refusal("nobody", town.now) is None
 
 
-def test_load_that_nobody_waits_for_any_more_does_not_begin() -> None:
+def test_load_that_is_no_longer_awaited_does_not_begin() -> None:
     town = Town(CapacityLimits(Capacity(models=1)))
     town.load("a")
     town.in_use = {"a"}
@@ -513,7 +513,7 @@ def test_members_of_an_ensemble_that_waits_for_one_of_them_to_leave_are_kept_for
     assert town.loading == ["all"]
 
 
-def test_request_for_a_member_goes_on_when_it_serves_though_its_ensemble_still_loads() -> None:
+def test_request_for_a_member_continues_when_it_serves_though_its_ensemble_still_loads() -> None:
     town = Town(CapacityLimits(Capacity(models=3)), footprints=ENSEMBLE)
     whole, _ = town.ask("all")
     serial, _ = town.ask("a")

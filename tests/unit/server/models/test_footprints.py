@@ -45,7 +45,7 @@ async def test_ensemble_needs_its_members_and_nothing_itself(tmp_path: Path) -> 
     }
 
 
-async def test_model_that_is_not_there_is_told_from_one_that_is_wrong(tmp_path: Path) -> None:
+async def test_model_that_does_not_exist_is_distinguished_from_one_that_is_wrong(tmp_path: Path) -> None:
     house = House(tmp_path)
     with pytest.raises(NotFoundError):
         await footprints(house).of("nobody")

@@ -253,7 +253,7 @@ async def test_loads_of_a_model_exclude_each_other(house: House) -> None:
     assert house.loader.most_under_way == 1
 
 
-async def test_unload_gives_up_the_loads_that_are_under_way_or_wait(house: House) -> None:
+async def test_unload_cancels_the_loads_that_are_in_progress_or_wait(house: House) -> None:
     house.write("m")
     house.loader.held["m"] = asyncio.Event()
     loads = [asyncio.create_task(house.lifecycle.load("m")) for _ in range(2)]
@@ -271,7 +271,7 @@ async def test_unload_gives_up_the_loads_that_are_under_way_or_wait(house: House
     assert house.states("m") == {1: (State.READY, "")}
 
 
-async def test_member_that_fails_after_the_load_of_its_ensemble_was_given_up_reaches_no_exception_handler(
+async def test_member_that_fails_after_the_load_of_its_ensemble_was_cancelled_reaches_no_exception_handler(
     house: House,
 ) -> None:
     unhandled: list[object] = []
@@ -308,7 +308,7 @@ async def test_unload_during_a_reload_ends_the_old_version_too(house: House) -> 
     assert len(stopped(old)) == 1
 
 
-async def test_versions_that_had_loaded_end_when_their_load_is_given_up(house: House) -> None:
+async def test_versions_that_had_loaded_end_when_their_load_is_cancelled(house: House) -> None:
     house.write("m", CONFIG + "version_policy {all {}}", versions=(1, 2))
     house.loader.held["m:2"] = asyncio.Event()
     loading = asyncio.create_task(house.lifecycle.load("m"))
@@ -319,7 +319,7 @@ async def test_versions_that_had_loaded_end_when_their_load_is_given_up(house: H
         await loading
 
 
-async def test_load_that_stands_still_leaves_its_place(tmp_path: Path) -> None:
+async def test_stalled_load_leaves_its_place(tmp_path: Path) -> None:
     house = House(tmp_path, parallel_loads=1)
     house.loader.stalled = {"a"}
     for name in ("a", "b", "c"):
@@ -450,7 +450,7 @@ async def test_ensembles_serve_again_when_all_of_their_members_are_back(house: H
     assert all(house.states(name) == {1: (State.READY, "")} for name in ("inner", "outer"))
 
 
-async def test_ensembles_serve_again_though_whoever_loaded_their_member_has_hung_up(house: House) -> None:
+async def test_ensembles_serve_again_though_the_client_that_loaded_a_step_has_disconnected(house: House) -> None:
     house.write("a")
     house.write_ensemble("both", "a")
     await house.lifecycle.load("both")
@@ -536,7 +536,7 @@ async def test_unload_with_dependents_keeps_members_that_somebody_asked_for(hous
     assert house.states("asked") == {1: (State.READY, "")}
 
 
-async def test_unload_with_dependents_keeps_the_members_of_an_ensemble_that_is_loaded_meanwhile(house: House) -> None:
+async def test_unload_with_dependents_keeps_the_members_of_an_ensemble_that_is_loaded_in_between(house: House) -> None:
     for name in ("early", "late"):
         house.write(name)
     house.write("slow")
@@ -567,7 +567,7 @@ async def test_end_of_the_server_stops_by_force_what_does_not_end(house: House) 
     assert stopped(model) == [0]
 
 
-async def test_load_that_is_under_way_is_given_up_when_the_server_stops(house: House) -> None:
+async def test_load_in_progress_is_cancelled_when_the_server_stops(house: House) -> None:
     house.write("m")
     house.loader.held["m"] = asyncio.Event()
     load = asyncio.ensure_future(house.lifecycle.load("m"))
@@ -580,7 +580,7 @@ async def test_load_that_is_under_way_is_given_up_when_the_server_stops(house: H
         await house.lifecycle.load("m")
 
 
-async def test_load_that_nobody_waits_for_is_given_up_as_well(house: House) -> None:
+async def test_load_that_is_not_awaited_is_cancelled_as_well(house: House) -> None:
     house.write("m")
     house.loader.held["m"] = asyncio.Event()
     load = asyncio.ensure_future(house.lifecycle.load("m"))

@@ -125,7 +125,7 @@ async def test_request_that_waits_too_long_is_refused_and_others_are_not() -> No
 
 
 @fake_clock
-async def test_client_that_gives_up_is_forgotten() -> None:
+async def test_client_that_cancels_is_forgotten() -> None:
     market = Market(ONE)
     await market.load("a")
     market.submit("a")
@@ -308,7 +308,7 @@ async def test_later_requests_do_not_overtake_those_that_waited_for_the_load() -
 
 
 @fake_clock
-async def test_request_that_is_given_up_when_an_earlier_one_goes_on_is_not_sent() -> None:
+async def test_request_that_is_cancelled_when_an_earlier_one_continues_is_not_sent() -> None:
     market = Market(ONE)
     gone: list[str] = []
     with pytest.raises(LoadNeeded) as caught:

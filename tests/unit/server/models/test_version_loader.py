@@ -195,7 +195,7 @@ async def test_each_instance_says_what_it_runs_with(tmp_path: Path, caplog: pyte
     }  # fmt: skip
 
 
-async def test_load_that_stands_still_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_load_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "LOOK_SECONDS", 0.0)
     held = asyncio.Event()
 
@@ -244,7 +244,7 @@ async def test_instance_that_cannot_start_takes_the_others_with_it(tmp_path: Pat
     assert [process.stopped or process.killed for process in bench.processes] == [True] * 3
 
 
-async def test_worker_is_killed_when_the_load_is_given_up_while_it_starts(tmp_path: Path) -> None:
+async def test_worker_is_killed_when_the_load_is_cancelled_while_it_starts(tmp_path: Path) -> None:
     bench = Bench(tmp_path, CONFIG, lambda process: setattr(process, "held", asyncio.Event()))
     loading = asyncio.create_task(bench.load())
     await until(lambda: bench.processes and "start" in bench.processes[0].asked)
@@ -422,7 +422,7 @@ async def test_servers_of_a_cached_remote_model_can_be_replaced(tmp_path: Path) 
     await model.stop(0)
 
 
-async def test_load_that_is_given_up_after_its_workers_started_ends_them(
+async def test_load_that_is_cancelled_after_its_workers_started_ends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = threading.Event()

@@ -128,7 +128,7 @@ def test_request_may_shorten_the_timeout_where_allowed(allowed: bool, default: i
         (QueuePolicy(allow_timeout_override=True, default_timeout_us=100, delay_when_late=True), 500, 0),
     ],
 )
-def test_time_of_the_client_goes_on_while_its_request_runs(policy: QueuePolicy, timeout: int, expires: int) -> None:
+def test_time_of_the_client_continues_while_its_request_runs(policy: QueuePolicy, timeout: int, expires: int) -> None:
     queue = RequestQueue(policy)
     one = request(timeout=timeout)
     queue.add(one, 7000)

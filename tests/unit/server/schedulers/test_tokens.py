@@ -63,7 +63,7 @@ def test_rows_count_against_the_greatest_batch() -> None:
     assert scheduler.take(0).batch == requests[:1]
 
 
-def test_requests_that_nobody_has_counted_are_judged_by_their_size() -> None:
+def test_requests_that_have_not_been_counted_are_judged_by_their_size() -> None:
     scheduler = batcher()
     long, short = add(scheduler, request(text=b"x" * 1000), request(text=b"x" * 20))
     assert scheduler.take(0).batch == [long]

@@ -106,7 +106,7 @@ MEMBERS = (
         ({"input": []}, "input must be non-empty"),
     ],
 )
-def test_missing_input_is_told_from_an_empty_one(members: dict[str, Any], message: str) -> None:
+def test_missing_input_is_distinguished_from_an_empty_one(members: dict[str, Any], message: str) -> None:
     with pytest.raises(ApiError) as raised:
         read_embedding(Fields(members))
     assert (raised.value.message, raised.value.param) == (message, "input")

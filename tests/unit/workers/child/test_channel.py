@@ -81,7 +81,7 @@ def test_frame_arrives_with_its_payload(server: Server, worker: Channel) -> None
     assert worker.receive() == ({"op": "x", "text": "ü"}, bytearray(b"abc"))
 
 
-def test_frames_that_arrive_together_are_told_apart(server: Server, worker: Channel) -> None:
+def test_frames_that_arrive_together_are_distinguished(server: Server, worker: Channel) -> None:
     server.connection.sendall(b"".join(b"".join(encode_frame({"op": "x", "n": n})) for n in range(1000)))
     assert [worker.receive()[0]["n"] for _ in range(1000)] == list(range(1000))
 

@@ -46,7 +46,7 @@ def test_only_new_buffers_are_announced_and_only_once() -> None:
     assert pool.take_changes() == ([], [])
 
 
-def test_buffers_that_nobody_has_needed_for_a_while_are_dropped() -> None:
+def test_buffers_that_were_not_needed_for_a_while_are_dropped() -> None:
     pool = BufferPool()
     lent, free = pool.take(100_000), pool.take(200_000)
     pool.take_changes()

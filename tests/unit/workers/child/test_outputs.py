@@ -33,7 +33,7 @@ def look() -> Look:
     return look
 
 
-def test_output_that_is_not_declared_is_told_once(look: Look) -> None:
+def test_output_that_is_not_declared_is_reported_once(look: Look) -> None:
     look("A", "B", "EXTRA")
     assert look("A", "B", "EXTRA") == [
         "model 'm' gave the output 'EXTRA', which its configuration does not declare (it declares 'A', 'B'); "
@@ -41,7 +41,7 @@ def test_output_that_is_not_declared_is_told_once(look: Look) -> None:
     ]
 
 
-def test_output_that_does_not_come_is_told_once(look: Look) -> None:
+def test_output_that_does_not_come_is_reported_once(look: Look) -> None:
     look("A")
     assert look("A") == [
         "model 'm' did not give the output 'B', which its configuration declares and a request wanted; "
@@ -49,14 +49,14 @@ def test_output_that_does_not_come_is_told_once(look: Look) -> None:
     ]
 
 
-def test_datatype_that_is_not_the_declared_one_is_told_once_for_each_output(look: Look) -> None:
+def test_datatype_that_is_not_the_declared_one_is_reported_once_for_each_output(look: Look) -> None:
     look("A", "B", datatype="FP64")
     told = "model 'm' gave the output '{}' as FP64, but its configuration declares it as FP32; clients get FP64"
     assert look("A", "B", datatype="FP64") == [told.format("A"), told.format("B")]
 
 
 @pytest.mark.parametrize("shape", [(3, 2), ()])
-def test_rows_that_are_not_those_of_the_request_are_told_once_for_each_output(
+def test_rows_that_are_not_those_of_the_request_are_reported_once_for_each_output(
     look: Look, shape: tuple[int, ...]
 ) -> None:
     look("A", wanted=("A",), rows=1, shape=shape)
@@ -89,7 +89,7 @@ def test_outputs_that_are_as_they_should_be_are_not_told(look: Look) -> None:
         (0, {"reshape": {}}, [()], (1,), []),
     ],
 )
-def test_shape_that_is_not_the_declared_one_is_told_once(
+def test_shape_that_is_not_the_declared_one_is_reported_once(
     most: int, more: dict[str, Any], right: list[tuple[int, ...]], wrong: tuple[int, ...], declared: list[int]
 ) -> None:
     warnings: list[str] = []
@@ -111,7 +111,7 @@ def test_shape_that_is_not_the_declared_one_is_told_once(
     ]
 
 
-def test_models_that_make_up_names_are_told_a_few_times(look: Look) -> None:
+def test_models_that_make_up_names_are_reported_a_few_times(look: Look) -> None:
     for number in range(100):
         look("A", "B", f"N{number}")
     assert len(look("A", "B")) == 16

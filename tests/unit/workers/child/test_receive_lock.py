@@ -45,7 +45,7 @@ def ends() -> Iterator[tuple[socket.socket, Channel, ReceiveLock]]:
         yield ours, channel, ReceiveLock(channel)
 
 
-def test_turn_that_is_passed_on_wakes_nobody_until_there_is_a_frame(
+def test_turn_that_is_passed_on_wakes_no_thread_until_there_is_a_frame(
     ends: tuple[socket.socket, Channel, ReceiveLock],
 ) -> None:
     server, channel, turns = ends

@@ -67,7 +67,7 @@ def test_orphan_of_another_program_is_waited_for(monkeypatch: pytest.MonkeyPatch
     eventually(lambda: not psutil.pid_exists(orphan), "the end of the orphan")
 
 
-def test_program_that_was_started_during_a_fork_is_left_to_whoever_started_it() -> None:
+def test_program_that_was_started_during_a_fork_is_left_to_its_starter() -> None:
     with adopting():
         started = subprocess.Popen(["sh", "-c", "exit 7"])
         shell, orphan = begun_before()

@@ -116,7 +116,7 @@ async def test_loads_that_need_the_same_archive_share_one_unpacking(archive: str
     assert len(unpacker.homes) == 1
 
 
-async def test_load_that_is_given_up_leaves_the_archive_to_the_other(archive: str, tmp_path: Path) -> None:
+async def test_load_that_is_cancelled_leaves_the_archive_to_the_other(archive: str, tmp_path: Path) -> None:
     environments = Environments(unpacker := HeldUnpacker())
     gone, stays = [asyncio.create_task(environments.python(archive, tmp_path)) for _ in range(2)]
     await begun(unpacker)
@@ -137,7 +137,7 @@ async def test_unpacking_that_fails_leaves_nothing_and_is_tried_again(archive: s
 
 
 @unpacks
-async def test_close_gives_up_what_is_being_unpacked_and_removes_what_was(archive: str, tmp_path: Path) -> None:
+async def test_close_cancels_what_is_being_unpacked_and_removes_what_was(archive: str, tmp_path: Path) -> None:
     unpackers: list[Unpack] = [unpack_archive, unpacker := HeldUnpacker()]
     environments = Environments(lambda *arguments: unpackers.pop(0)(*arguments))
     home = Path(await environments.python(archive, tmp_path)).parent.parent
@@ -224,7 +224,7 @@ async def test_archive_with_a_link_to_the_outside_is_refused(tmp_path: Path) -> 
         await Environments().python(str(archive), tmp_path)
 
 
-async def test_other_threads_go_on_however_many_archives_are_unpacked(tmp_path: Path) -> None:
+async def test_other_threads_continue_however_many_archives_are_unpacked(tmp_path: Path) -> None:
     environments = Environments(unpacker := HeldUnpacker())
     archives = [str(pack(tmp_path / f"{number}.tar.gz")) for number in range(64)]
     loads = [asyncio.ensure_future(environments.python(archive, tmp_path)) for archive in archives]

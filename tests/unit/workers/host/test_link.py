@@ -64,7 +64,7 @@ async def test_large_tensor_behind_a_full_socket_arrives_with_its_memory() -> No
 
 
 @fake_clock
-async def test_end_of_the_other_side_is_told_without_a_reason() -> None:
+async def test_end_of_the_other_side_is_reported_without_a_reason() -> None:
     wire = Wire()
     wire.theirs.close()
     await settle()
@@ -74,7 +74,7 @@ async def test_end_of_the_other_side_is_told_without_a_reason() -> None:
 
 
 @fake_clock
-async def test_bytes_that_are_no_frame_are_told_with_a_reason() -> None:
+async def test_bytes_that_are_no_frame_are_reported_with_a_reason() -> None:
     wire = Wire()
     wire.theirs.send(b"\3\0\0\0\0\0\0\0{x}")
     await settle()

@@ -161,7 +161,7 @@ def test_load_that_works_may_take_as_long_as_it_takes() -> None:
     assert worker.run(300, beats=False, bytes=50e6, state="D").kill is None
 
 
-def test_load_that_does_nothing_is_given_up() -> None:
+def test_load_without_activity_is_cancelled() -> None:
     worker = Worker(load_idle=20)
     worker.loading = True
     worker.run(5, cores=1)
@@ -200,7 +200,7 @@ def test_worker_that_does_not_get_the_processor_has_more_time_to_start() -> None
     assert cause(worker.run(10, beats=False, cores=0.1, state="R")) is Cause.START
 
 
-def test_worker_that_does_not_start_is_told_from_a_model_that_does_not_load() -> None:
+def test_worker_that_does_not_start_is_distinguished_from_a_model_that_does_not_load() -> None:
     worker = Worker(start=3, load_idle=20)
     worker.loading = True
     assert cause(worker.run(5, beats=False, cores=1)) is Cause.START

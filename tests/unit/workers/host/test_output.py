@@ -74,7 +74,7 @@ async def test_what_is_left_when_the_worker_ends_is_passed_on(pipe: Pipe) -> Non
         os.fstat(pipe.readable)
 
 
-async def test_nothing_is_watched_when_nobody_can_write_any_more(pipe: Pipe) -> None:
+async def test_nothing_is_watched_when_no_writer_is_left(pipe: Pipe) -> None:
     pipe.write(b"last\n")
     pipe.end()
     assert await lines(pipe, 1) == ["last"]
@@ -84,7 +84,7 @@ async def test_nothing_is_watched_when_nobody_can_write_any_more(pipe: Pipe) -> 
                 await asyncio.sleep(0)
 
 
-async def test_a_child_that_goes_on_writing_does_not_keep_the_output_open(pipe: Pipe) -> None:
+async def test_a_child_that_keeps_writing_does_not_keep_the_output_open(pipe: Pipe) -> None:
     pipe.write(b"child\n")
     pipe.output.close()  # while the writing end is still open
     assert pipe.lines == ["child"]

@@ -140,7 +140,7 @@ async def test_answer_that_says_failed_is_raised_with_its_code() -> None:
 
 
 @fake_clock
-async def test_what_a_model_asks_and_nobody_answers_does_not_make_it_ready() -> None:
+async def test_an_unanswered_question_of_a_model_does_not_make_it_ready() -> None:
     process, child = make_process()
     asking = asyncio.create_task(process.ask({"op": "start"}))
     await settle()
@@ -318,7 +318,7 @@ async def test_worker_that_has_ended_is_freed_without_the_garbage_collector(stop
 
 
 @fake_clock
-async def test_request_whose_time_is_over_is_answered_and_given_up_and_its_place_stays_taken() -> None:
+async def test_request_whose_time_is_over_is_answered_and_cancelled_and_its_place_stays_taken() -> None:
     process, child = make_process()
     ended: list[Execution] = []
     late, timely = Client(), Client()

@@ -151,7 +151,7 @@ async def test_where_forks_fail_templates_are_tried_three_times(monkeypatch: pyt
     await templates.close()
 
 
-async def test_a_fork_that_nobody_waits_for_any_more_is_ended() -> None:
+async def test_a_fork_that_is_no_longer_awaited_is_ended() -> None:
     templates = Templates(60)
     kind = kind_of(templates)
     before = await Owner().start(templates, kind)

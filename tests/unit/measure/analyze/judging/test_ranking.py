@@ -12,7 +12,7 @@ P99 = Constraint("latency_p99", maximum=0.03)
 DEFAULT = result("m_config_default", point(100))
 
 
-def test_the_best_score_wins_and_is_told_beside_the_default() -> None:
+def test_the_best_score_wins_and_is_reported_beside_the_default() -> None:
     ranking = rank([DEFAULT, result("two", point(180), point(200), instances=2)], goals())
     assert ranking.winner is not None and ranking.default is not None
     assert (ranking.winner.name, ranking.winner.score, ranking.winner.point.throughput) == ("two", 2.0, 200)

@@ -115,7 +115,7 @@ def test_what_the_server_treats_the_same_is_measured_once_and_counted(
     assert any("Skipped: 3 of 15 combinations" in line for line in watching.said)
 
 
-def test_a_server_is_started_anew_after_a_candidate_that_answers_nothing(
+def test_a_server_is_restarted_after_a_candidate_that_answers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = FakeServer()

@@ -199,7 +199,7 @@ def test_models_are_searched_together_or_one_after_the_other() -> None:
     assert {dimension.model for dimension in search.space.dimensions} == {"a", "b"}
 
 
-def test_a_model_that_is_not_there_is_refused() -> None:
+def test_a_model_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConchError, match="there is no model 'x'; there are m"):
         searches(
             AnalyzeSettings(profile_models=models("profile_models", "x")), {"m": ModelFacts("m", batching_model())}

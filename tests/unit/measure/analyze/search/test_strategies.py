@@ -133,7 +133,7 @@ def test_the_default_is_measured_first(mode: SearchMode) -> None:
     assert run(options(mode, "most throughput"), "padded", 0).server.measured[0][0] == "m_config_default"
 
 
-def test_a_candidate_that_cannot_be_served_is_left_out_and_the_search_goes_on() -> None:
+def test_a_candidate_that_cannot_be_served_is_left_out_and_the_search_continues() -> None:
     chosen = options("quick", "most throughput", ["instances"])
     (search,) = searches(chosen, {"m": ModelFacts("m", batching_model())})
     server = SimulatedServer(SHAPES["memory-bound"], batching_model())

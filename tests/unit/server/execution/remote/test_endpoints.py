@@ -47,7 +47,7 @@ def request(correlation_id: int | str = 0, flags: int = 0) -> InferRequest:
     return InferRequest("m", {}, lambda response: None, correlation_id=correlation_id, flags=flags)
 
 
-def test_requests_go_to_the_server_with_the_fewest_under_way() -> None:
+def test_requests_go_to_the_server_with_the_fewest_in_progress() -> None:
     choice = Choice(A, B)
     first, second, third = choice.take(), choice.take(), choice.take()
     assert {first.url, second.url} == {A, B}
@@ -280,7 +280,7 @@ def test_requests_behind_one_that_may_not_have_run_fail_and_the_next_sequence_do
     assert choice.endpoints.sequences == 1 and choice.endpoints.in_flight == {A: 2} and again.url == A
 
 
-def test_end_of_a_sequence_does_not_end_one_of_the_same_id_that_has_begun_meanwhile() -> None:
+def test_end_of_a_sequence_does_not_end_one_of_the_same_id_that_has_begun_in_between() -> None:
     choice = Choice(A, B)
     end = request(7, SEQUENCE_END)
     choice.take(7, SEQUENCE_START)

@@ -55,7 +55,9 @@ async def test_a_request_is_answered_and_counted() -> None:
         (True, (2, 1), ""),
     ],
 )
-async def test_an_output_of_another_shape_is_told_once(decoupled: bool, shape: tuple[int, ...], warning: str) -> None:
+async def test_an_output_of_another_shape_is_reported_once(
+    decoupled: bool, shape: tuple[int, ...], warning: str
+) -> None:
     bench = RemoteBench(A, decoupled=decoupled)
     await bench.executor.start()
     for _ in range(2):
@@ -173,7 +175,7 @@ async def test_a_server_that_unloads_its_model_is_asked_at_once() -> None:
     await until(lambda: bench.executor.unavailable_reason == f"{A}: it has no model 'm'")
 
 
-async def test_a_cancelled_request_is_given_up_on_its_server() -> None:
+async def test_a_cancelled_request_is_cancelled_on_the_remote_server() -> None:
     bench = RemoteBench(A)
     await bench.executor.start()
     sent = bench.send()
@@ -439,7 +441,7 @@ async def test_a_removed_server_is_closed_after_its_last_request() -> None:
     assert bench.executor.unavailable_reason == "it has no servers"
 
 
-async def test_stopping_fails_what_is_under_way_and_closes_all_connections() -> None:
+async def test_stopping_fails_what_is_in_progress_and_closes_all_connections() -> None:
     bench = RemoteBench(A)
     await bench.executor.start()
     sent = bench.send()

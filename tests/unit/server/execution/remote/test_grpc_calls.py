@@ -193,7 +193,7 @@ async def test_time_runs_out() -> None:
         await fake.cancelled.wait()
 
 
-async def test_a_request_that_is_given_up_is_cancelled() -> None:
+async def test_an_abandoned_request_is_cancelled() -> None:
     async with serving() as (fake, transport, _):
         fake.hang = True
         waiting = asyncio.create_task(infer(transport))
@@ -207,7 +207,7 @@ def failed(message: str) -> Any:
 
 
 @pytest.mark.parametrize("last", [streamed(True), failed("in band")])
-async def test_what_ends_a_request_is_told_while_its_stream_goes_on(last: Any) -> None:
+async def test_what_ends_a_request_is_reported_while_its_stream_continues(last: Any) -> None:
     """Triton crashes of a cancellation that comes as it ends a stream, so that the server ends it."""
     async with serving(decoupled=True) as (fake, transport, _):
         fake.responses = [last]

@@ -161,7 +161,7 @@ async def test_an_answer_that_takes_too_long_closes_the_connection() -> None:
         await fake.closed.wait()
 
 
-async def test_a_request_that_is_given_up_closes_the_connection() -> None:
+async def test_a_request_that_is_cancelled_closes_the_connection() -> None:
     async with serving(lambda head: b"hang") as (fake, transport):
         task = asyncio.create_task(infer(transport))
         while not fake.bodies:
@@ -194,7 +194,7 @@ async def test_the_question_is_asked_again_where_an_idle_connection_was_closed()
         assert fake.connections == 2
 
 
-async def test_nobody_there_is_not_reached() -> None:
+async def test_an_absent_server_is_not_reached() -> None:
     connect = await connecting(RemoteSettings((), "m"), Path(), decoupled=False)
     with pytest.raises(UnreachableError, match="no connection: "):
         await infer(connect(read_url("http://127.0.0.1:1")))

@@ -78,7 +78,7 @@ async def test_what_is_left_out_is_theirs(tmp_path: Path) -> None:
     assert config.parameters["backend"].string_value == "python"
 
 
-async def test_what_is_written_is_kept_and_nobody_asked(tmp_path: Path) -> None:
+async def test_what_is_written_is_kept_without_a_question(tmp_path: Path) -> None:
     tensors = 'input { name: "a" data_type: TYPE_FP32 dims: 1 } output { name: "b" data_type: TYPE_FP32 dims: 1 }'
     config = written("grpc://127.0.0.1:1", tensors)
     assert await complete_remote(config, tmp_path) == config

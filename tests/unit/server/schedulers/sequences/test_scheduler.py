@@ -145,7 +145,7 @@ def test_request_with_several_rows_is_refused() -> None:
         bench.scheduler.add(request, 0)
 
 
-def test_starting_again_goes_on_in_the_same_row(caplog: pytest.LogCaptureFixture) -> None:
+def test_starting_again_continues_in_the_same_row(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.add("a", 1, "s")
     bench.add("b", 1, "s")
@@ -255,7 +255,7 @@ def test_cancellation_in_the_backlog_ends_the_whole_sequence() -> None:
 
 
 @STRATEGIES
-def test_sequences_of_an_instance_that_dies_fail_and_the_others_go_on(policy: object) -> None:
+def test_sequences_of_an_instance_that_dies_fail_and_the_others_continue(policy: object) -> None:
     bench = Bench(policy, instances=2)
     for id, sequence in (("a", 1), ("b", 2)):
         bench.add(id, sequence, "s")
@@ -270,7 +270,7 @@ def test_sequences_of_an_instance_that_dies_fail_and_the_others_go_on(policy: ob
     assert bench.turn() == ["d"]
 
 
-def test_client_of_a_sequence_that_was_idle_when_its_instance_died_is_told_once() -> None:
+def test_client_of_a_sequence_that_was_idle_when_its_instance_died_is_reported_once() -> None:
     bench = Bench()
     bench.add("a", 1, "s")
     bench.turn()
