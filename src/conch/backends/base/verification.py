@@ -192,7 +192,7 @@ def example_ids(config: Any) -> Any:
 def _lacking(source: object, names: Sequence[str], count: int, why: str = "") -> ConchError:
     others = f" (of {count} that are missing)" if count > len(names) else ""
     return invalid(
-        f"the weights of '{source}' lack tensors on which its results depend: {', '.join(names)}{others}{why}; fetch "
+        f"the weights of '{source}' lack tensors that its results depend on: {', '.join(names)}{others}{why}; fetch "
         "or save the trained checkpoint again, or set parameter 'task' to what it was trained for"
     )
 

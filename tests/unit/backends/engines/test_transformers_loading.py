@@ -53,7 +53,7 @@ def test_what_cannot_be_loaded_is_refused_in_one_sentence(tmp_path: Path) -> Non
     del weights[lost]
     save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
     assert refusal(partial).message.startswith(
-        f"the weights of '{partial}' lack tensors on which its results depend: {lost}; fetch or save"
+        f"the weights of '{partial}' lack tensors that its results depend on: {lost}; fetch or save"
     )
 
     other = write(tmp_path / "other", "llama")

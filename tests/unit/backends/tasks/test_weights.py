@@ -94,7 +94,7 @@ def test_a_tensor_of_another_shape_is_refused_with_both_shapes(tmp_path: Path) -
 def test_convert_refuses_them_too(tmp_path: Path) -> None:
     folder = text_checkpoints.write(tmp_path, "AutoModelForSequenceClassification", num_labels=3)
     without(folder, "pooler.dense.weight")
-    with pytest.raises(ConchError, match=r"lack tensors on which its results depend: bert\.pooler\.dense\.weight;"):
+    with pytest.raises(ConchError, match=r"lack tensors that its results depend on: bert\.pooler\.dense\.weight;"):
         network.load(Checkpoint.open(folder, Options()))
 
 
