@@ -234,20 +234,20 @@ def test_with_namespacing_models_are_known_by_repository_and_name(tmp_path: Path
     assert repository.keys("m") == [f"{two}::m", f"{one}::m", "m"]
 
 
-def test_members_of_an_ensemble_come_from_its_own_repository_first(tmp_path: Path) -> None:
+def test_models_of_an_ensembles_steps_come_from_its_own_repository_first(tmp_path: Path) -> None:
     for place in ("one/m", "two/m", "two/alone", "two/many", "three/many"):
         put(tmp_path / place / "1" / "model.py")
     one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
     repository = ModelRepository([Path(one), Path(two), Path(three)], namespacing=True)
 
-    def members(step: str, namespace: str = "") -> str:
-        return repository.members(ensemble(step, namespace), f"{one}::e")[step]
+    def step_key(step: str, namespace: str = "") -> str:
+        return repository.step_keys(ensemble(step, namespace), f"{one}::e")[step]
 
-    assert members("m") == members("m", two) == f"{one}::m"
-    assert members("alone") == f"{two}::alone"
-    assert members("many", three) == f"{three}::many"
-    assert members("many") == f"{one}::many"  # which is not there
-    assert ModelRepository([Path(one)]).members(ensemble("m"), "e") == {"m": "m"}
+    assert step_key("m") == step_key("m", two) == f"{one}::m"
+    assert step_key("alone") == f"{two}::alone"
+    assert step_key("many", three) == f"{three}::many"
+    assert step_key("many") == f"{one}::many"  # which does not exist
+    assert ModelRepository([Path(one)]).step_keys(ensemble("m"), "e") == {"m": "m"}
 
 
 def ensemble(step: str, namespace: str = "") -> ModelConfig:
