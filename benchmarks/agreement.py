@@ -5,7 +5,7 @@
 A row shows the medians over the rounds of the throughput and of the median latency from each tool, the median of the
 ratios within each round, and how many requests per second each tool sends with one core.
 
-The model waits for ``--model-ms`` for each batch of up to 16, like a model on an accelerator.  With 0 it does nothing,
+The model waits for ``--model-ms`` for each batch of up to 16, like a model on an accelerator. With 0 it does nothing,
 and the results differ only by the time that the tools take themselves, and by the cores that they take from the server.
 """
 

@@ -4,7 +4,7 @@
 
 All three search the same space of a model of the demo's repository, each from scratch, for the highest throughput.
 Then their results are measured again, in turns, on servers that run at the same time; the ratio to the sweep's result
-has a confidence interval over the rounds.  Measurements are made as in the search.
+has a confidence interval over the rounds. Measurements are made as in the search.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measures the stages of a request with a clock around conch's functions.
 
-Only this module names the wrapped functions.  A missing function raises AttributeError when the server starts, so that
+Only this module names the wrapped functions. A missing function raises AttributeError when the server starts, so that
 a refactoring cannot silently make the figures wrong.
 """
 
@@ -17,7 +17,7 @@ Moments = dict[str, int]
 class Recorder:
     """The times of the current request's stages (``perf_counter_ns``), and in ``all`` those of every earlier request.
 
-    Assumes one request at a time.  The clock costs about half a microsecond per stage.
+    Assumes one request at a time. The clock costs about half a microsecond per stage.
     """
 
     def __init__(self) -> None:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.cluster [--rounds 5] [--seconds 1] [--replicas 1,2,4] [--parts latency,throughput,recovery]
 
-Starts a cluster of three Ray nodes on this machine.  Latency: one client sends requests to a replica's port (a bare
-server) and to the ingress in front of it, in turns.  Throughput: a model that sleeps, with one instance and one request
-at a time, so that replicas scale even on few cores.  Recovery: the time from killing a replica, or a node with one,
+Starts a cluster of three Ray nodes on this machine. Latency: one client sends requests to a replica's port (a bare
+server) and to the ingress in front of it, in turns. Throughput: a model that sleeps, with one instance and one request
+at a time, so that replicas scale even on few cores. Recovery: the time from killing a replica, or a node with one,
 until as many replicas respond as before; and the errors that the clients got.
 """
 

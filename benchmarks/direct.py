@@ -3,7 +3,7 @@
     python -m benchmarks.direct [--converted FOLDER] [--variants NAME ...] [--seconds 5]
 
 Client, server and worker run as usual, with their stages wrapped by a shared clock (``CLOCK_MONOTONIC``,
-:mod:`benchmarks.clock`).  Each records its times, which are then merged.
+:mod:`benchmarks.clock`). Each records its times, which are then merged.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.features [--rounds 3] [--seconds 2] [--only "shared memory"] [--models 200]
 
 Both servers run the same repository at the same time and are measured in turns, mostly by NVIDIA's perf_analyzer
-(medians); ratios are computed within each round.  The last row compares two conch servers: one that has loaded this
+(medians); ratios are computed within each round. The last row compares two conch servers: one that has loaded this
 repository, and one that has loaded ``--models`` more models.
 """
 

@@ -3,11 +3,11 @@
     python -m benchmarks.gguf_types [--types Q4_K …] [--engines openvino …] [--dtype auto|float32] [--tokens 30]
 
 The matrices of SmolLM2-135M-Instruct are written in each type, and conch's engines continue ten prompts greedily.
-The reference is transformers in float32, with the weights that the package ``gguf`` reads from the same file.  A cell
+The reference is transformers in float32, with the weights that the package ``gguf`` reads from the same file. A cell
 shows how many tokens are also the most likely ones of the reference after the same tokens, and the mean difference of
 their log-probabilities.
 
-The model's width is 576, but a block of most types has 256 weights.  Therefore the model is padded with zeros to a
+The model's width is 576, but a block of most types has 256 weights. Therefore the model is padded with zeros to a
 width of 768, which does not change its results.
 """
 

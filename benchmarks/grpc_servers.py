@@ -2,9 +2,9 @@
 
     python -m benchmarks.grpc_servers [--rounds 3] [--seconds 2] [--attack settings_without_pause ...]
 
-Everything behind the port is the same (:mod:`benchmarks.peers.grpc_aio`).  The attacks are those of ``tests/hostile``
+Everything behind the port is the same (:mod:`benchmarks.peers.grpc_aio`). The attacks are those of ``tests/hostile``
 on the gRPC port: the longest wait of a health request on the HTTP port, and the growth of the server's memory at its
-peak and after the attack.  See docs/decisions/0001.
+peak and after the attack. See docs/decisions/0001.
 """
 
 from __future__ import annotations

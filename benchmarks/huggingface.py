@@ -3,8 +3,8 @@
     python -m benchmarks.huggingface [--rounds 3] [--seconds 2] [--only uniform|mixed|offline|direct]
                                      [--peers NAME ...] [--variants NAME ...] [--converted FOLDER]
 
-All servers run at the same time and are measured in turns, in rotating order.  Tables have medians over the rounds, and
-the smallest and largest ratio within a round.  Quote ratios only, from an otherwise idle machine.
+All servers run at the same time and are measured in turns, in rotating order. Tables have medians over the rounds, and
+the smallest and largest ratio within a round. Quote ratios only, from an otherwise idle machine.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                                 [--rounds 6] [--flag=--name=value ...]
 
 One process alternately runs the engine with the worker's code and sends requests to the server over one connection, for
-the time of a turn each.  The network's time in the worker comes from the metrics.  A request with more tokens than the
+the time of a turn each. The network's time in the worker comes from the metrics. A request with more tokens than the
 server computes at once is divided into several runs, also without the server.
 """
 

@@ -1,7 +1,7 @@
 """A load generator for texts: persistent HTTP/1.1 connections, one request at a time on each.
 
-perf_analyzer repeats a single text and supports the inference protocol only.  This generator sends many texts in turn,
-also to a plain web service.  It runs as a separate process (``python -m benchmarks.load``, with its task as JSON on
+perf_analyzer repeats a single text and supports the inference protocol only. This generator sends many texts in turn,
+also to a plain web service. It runs as a separate process (``python -m benchmarks.load``, with its task as JSON on
 standard input); requests are prepared before the clock starts, and responses are not decoded.
 """
 
@@ -185,7 +185,7 @@ def measure(
     warm_up: float = 0.5,
     moments: bool = False,
 ) -> Load:
-    """Measure ``target`` in a separate process.  Raises RuntimeError with a response whose status is not 200."""
+    """Measure ``target`` in a separate process. Raises RuntimeError with a response whose status is not 200."""
     task = {"target": asdict(target), "texts": texts, "concurrency": concurrency, "seconds": seconds}
     command = [sys.executable, "-m", "benchmarks.load"]
     done = subprocess.run(

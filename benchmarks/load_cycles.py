@@ -1,7 +1,7 @@
 """Checks that unloading releases all resources: loads, runs and unloads a model many times.
 
 ``python -m benchmarks.load_cycles [--cycles 1000] [--models echo uploaded encoder writer]``: a Python model, the same
-model from a client's files, an encoder and a language model.  After each cycle, its workers must have ended.  At the
+model from a client's files, an encoder and a language model. After each cycle, its workers must have ended. At the
 end, the server must not have more descriptors, threads and temporary files than after the first cycles, and its
 resident size must not have grown by more than 2 %.
 """

@@ -2,7 +2,7 @@
 
     python -m benchmarks.offline [--converted FOLDER] [--variants NAME ...] [--texts 1024] [--seconds 3]
 
-Prints a line of JSON for each variant, with the keys of ``Offline``.  The texts are known in advance and run in ideal
+Prints a line of JSON for each variant, with the keys of ``Offline``. The texts are known in advance and run in ideal
 batches: equal lengths together, no padding, and the number of tokens at once that is fastest here.
 """
 

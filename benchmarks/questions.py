@@ -17,7 +17,7 @@ FULL = CONCURRENCIES[-1]
 
 @dataclass
 class Question:
-    """One row.  ``figure`` is ``latency`` (median, µs) or ``throughput`` (texts/s); ``figures`` are by column."""
+    """One row. ``figure`` is ``latency`` (median, µs) or ``throughput`` (texts/s); ``figures`` are by column."""
 
     workload: str
     concurrency: int
@@ -38,7 +38,7 @@ class Question:
     def fits(self, column: Column) -> bool:
         """Return whether to measure a server.
 
-        perf_analyzer supports the inference protocol only.  With equal lengths, there is no padding to compare.
+        perf_analyzer supports the inference protocol only. With equal lengths, there is no padding to compare.
         """
         if column.padded:
             return self.workload == "mixed"

@@ -1,7 +1,7 @@
 """Compares the results of ``conch perf`` with queueing theory, for a server with known behaviour.
 
-The server runs ``k`` requests at a time for a fixed time each, and records how long each actually had its slot.  The
-expected figures are computed from these times.  ``python -m benchmarks.queueing [--seconds 10]``.
+The server runs ``k`` requests at a time for a fixed time each, and records how long each actually had its slot. The
+expected figures are computed from these times. ``python -m benchmarks.queueing [--seconds 10]``.
 """
 
 from __future__ import annotations

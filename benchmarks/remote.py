@@ -3,7 +3,7 @@
     python -m benchmarks.remote [--rounds 5] [--seconds 1]
 
 One client sends sequential requests to the server that runs the model, and to the one in front of it, which uses the
-same protocol.  A round alternates between both, so that interference affects them equally.
+same protocol. A round alternates between both, so that interference affects them equally.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TEXT: Final = np.array([[b"some text"]], np.object_)
 
 @dataclass
 class Way:
-    """A model over one protocol: directly, and through the server in front.  Latencies are in seconds."""
+    """A model over one protocol: directly, and through the server in front. Latencies are in seconds."""
 
     title: str
     protocol: str

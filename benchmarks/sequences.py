@@ -128,7 +128,7 @@ class Clients:
             await self.sequence(self._chance.choice(list(MODELS)))
 
     async def sequence(self, model: str, calm: bool = False) -> bool:
-        """Send one sequence; returns whether it was completed.  In a ``calm`` one, no request is cancelled."""
+        """Send one sequence; returns whether it was completed. In a ``calm`` one, no request is cancelled."""
         id, length, total = f"s{next(self._numbers)}", self._chance.randint(1, 6), 0
         start = sent = time.monotonic()
         for step in range(length):

@@ -2,8 +2,8 @@
 
     python -m benchmarks.serving [--rounds 3] [--seconds 2]
 
-Both servers run at the same time and are measured in turns by NVIDIA's perf_analyzer.  A row shows the median over the
-rounds for both, and the median of the ratios within each round.  Quote ratios: absolute figures depend on the machine
+Both servers run at the same time and are measured in turns by NVIDIA's perf_analyzer. A row shows the median over the
+rounds for both, and the median of the ratios within each round. Quote ratios: absolute figures depend on the machine
 and its other load.
 """
 

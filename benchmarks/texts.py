@@ -20,7 +20,7 @@ SENTENCE: Final = "This live event is great. I will sign-up for Infinity."
 SEED: Final = 20261120
 SHORTEST: Final = 5
 LONGEST: Final = 256
-#: Parameters of the log-normal distribution.  Of 1024 texts, half have fewer than 25 tokens, a tenth more than 79, a
+#: Parameters of the log-normal distribution. Of 1024 texts, half have fewer than 25 tokens, a tenth more than 79, a
 #: hundredth more than 192; the mean is 37.
 MEDIAN: Final = 24
 SIGMA: Final = 0.9

@@ -3,8 +3,8 @@
     python -m benchmarks.tutorial_story [--output story] [--quick]
 
 The commands are those of NVIDIA's tutorial on Hugging Face models, with conch's names: ``conch perf`` for perf_analyzer
-and ``conch analyze`` for model-analyzer.  The model is a ``model.py`` like that of the tutorial, a pipeline of
-transformers for batches of texts; it uses all-MiniLM-L6-v2 from the demo's packages.  Prints a table of the three steps
+and ``conch analyze`` for model-analyzer. The model is a ``model.py`` like that of the tutorial, a pipeline of
+transformers for batches of texts; it uses all-MiniLM-L6-v2 from the demo's packages. Prints a table of the three steps
 and the analyzer's tables; its reports and plots are in the folder ``--output``.
 """
 

@@ -10,7 +10,7 @@ from tests.oracle.run import perf_analyzer
 def ask_perf_analyzer(*arguments: str, seconds: float) -> tuple[float, float]:
     """Return the throughput (1/s) and the latency (µs) that perf_analyzer measures in windows of ``seconds``.
 
-    It fails if a window has no response, and is then run with longer windows.  Raises RuntimeError with its output if
+    It fails if a window has no response, and is then run with longer windows. Raises RuntimeError with its output if
     it still has no result.
     """
     for window in (seconds, 4 * seconds, 16 * seconds):

@@ -1,6 +1,6 @@
 """Writes the tables of docs/ that follow from declarations: every flag, every metric, the differences from Triton.
 
-``make docs`` runs it; a test fails while a page is not what it would write.  A page keeps its own text: only what
+``make docs`` runs it; a test fails while a page is not what it would write. A page keeps its own text: only what
 stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->`` is replaced.
 """
 

@@ -16,8 +16,8 @@ CONCH = Path(sysconfig.get_path("scripts")) / "conch"
 class ConchServer:
     """``conch serve`` over ``repository``, as a context manager.
 
-    ``http``, ``grpc`` and ``metrics`` are ``127.0.0.1:port``.  With ``wait=False`` the context is
-    entered at once.  Leaving it ends the server with SIGTERM, and with SIGKILL when it does not end.
+    ``http``, ``grpc`` and ``metrics`` are ``127.0.0.1:port``. With ``wait=False`` the context is
+    entered at once. Leaving it ends the server with SIGTERM, and with SIGKILL when it does not end.
     """
 
     def __init__(

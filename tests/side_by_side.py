@@ -2,8 +2,8 @@
 
     python -m tests.side_by_side "tests/unit --ignore=tests/unit/measure/perf" "tests/docs tests/examples"
 
-Each argument is a command line of pytest's; the next one is started when one has ended.  The first one's output appears
-as it comes, that of each other one when it and all before it have ended.  Ends with 1 unless all have passed.
+Each argument is a command line of pytest's; the next one is started when one has ended. The first one's output appears
+as it comes, that of each other one when it and all before it have ended. Ends with 1 unless all have passed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small PyTorch programs in files, for the backend ``pytorch``.  TorchScript is compiled from this source."""
+"""Small PyTorch programs in files, for the backend ``pytorch``. TorchScript is compiled from this source."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     python -m benchmarks.day_zero [TASK ...] [--architectures KIND ...] [--limit N] [--write docs/day_zero.md]
 
 A checkpoint is written for each architecture of a task, and run by the worker's code for a bare folder: six requests
-one after the other, and all at once.  ``exact`` means the results of transformers: scores within 2e-4, all greedy
-tokens equal.  The table is written to the page of --write, or printed.
+one after the other, and all at once. ``exact`` means the results of transformers: scores within 2e-4, all greedy
+tokens equal. The table is written to the page of --write, or printed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compares greedy tokens of language models: from conch's I/O format and engine, and from ``generate`` of transformers.
 
 The worker's code for a bare folder completes six prompts of different lengths, one after the other and all at once;
-transformers completes each alone, in the same precision.  Random weights have ties: if the tokens differ, the logits of
+transformers completes each alone, in the same precision. Random weights have ties: if the tokens differ, the logits of
 transformers decide whether conch's token was as good.
 """
 
@@ -47,7 +47,7 @@ _CPU: Final = {"kind": "CPU", "device_id": 0, "count": 1}
 
 
 class ServedModel:
-    """A language model as in a worker: I/O format, tokenizer and engine.  Raises ConchError if it is refused."""
+    """A language model as in a worker: I/O format, tokenizer and engine. Raises ConchError if it is refused."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         settings = ServingOptions.from_checkpoint(checkpoint)

@@ -1,7 +1,7 @@
 """Writes a tiny checkpoint with random weights for any architecture of transformers' auto classes.
 
 ``architectures`` lists those of a task, ``write`` creates a checkpoint's folder: configuration, weights, and the
-tokenizer or processor that its inputs need.  Needs torch and transformers.
+tokenizer or processor that its inputs need. Needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def architectures(task: str) -> list[Architecture]:
 
 
 def write(folder: Path, architecture: Architecture, seed: int = 0) -> None:
-    """Write the checkpoint of an architecture to ``folder``.  Raises CannotMake."""
+    """Write the checkpoint of an architecture to ``folder``. Raises CannotMake."""
     import torch
     import transformers
 
@@ -83,7 +83,7 @@ def write(folder: Path, architecture: Architecture, seed: int = 0) -> None:
 
 
 def _configuration(architecture: Architecture, model_class: Any, tokenizer: Any) -> Any:
-    """Return a small configuration that a model can be created from.  Raises CannotMake if even that is large."""
+    """Return a small configuration that a model can be created from. Raises CannotMake if even that is large."""
     import torch
     from transformers import CONFIG_MAPPING
 

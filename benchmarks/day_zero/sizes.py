@@ -15,7 +15,7 @@ VOCABULARY: Final = 320
 POSITIONS: Final = 128
 HEADS: Final = 4
 
-#: Numbers by name.  The first pattern that matches a whole name decides; smaller numbers do not change.
+#: Numbers by name. The first pattern that matches a whole name decides; smaller numbers do not change.
 #: Heads times their size make the hidden size, heads of a state space times their size twice that.
 _RULES: Final[tuple[tuple[str, int], ...]] = (
     (r"(.+_)?vocab_size(_per_layer_input)?|n_words", VOCABULARY),

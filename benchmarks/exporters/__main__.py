@@ -5,12 +5,12 @@
     python -m benchmarks.exporters speed MODEL [--causal] [--rounds 15]
 
 ``encoders`` and ``causal`` create a tiny random checkpoint of each architecture, export it with each installed
-exporter, and print a row each: the largest difference, or the error.  ``speed`` exports the checkpoint in the folder
-MODEL (``llama-135m``: a random one) and runs the graphs in turns.  Encoders are compared on padded batches.  Language
+exporter, and print a row each: the largest difference, or the error. ``speed`` exports the checkpoint in the folder
+MODEL (``llama-135m``: a random one) and runs the graphs in turns. Encoders are compared on padded batches. Language
 models are compared as graphs with a cache (a prompt, single steps, several tokens), with one row of two padded, and in
 OpenVINO GenAI's paged pipeline, which conch serves them with.
 
-Exporters: ``conch`` (needs the extra ``convert``), ``optimum-intel`` and ``optimum-onnx``.  The last two need different
+Exporters: ``conch`` (needs the extra ``convert``), ``optimum-intel`` and ``optimum-onnx``. The last two need different
 versions of transformers, so create an environment for each, and run this in both:
 
     pip install torch "transformers>=5.5,<5.6" onnx onnxscript onnxruntime openvino-genai nncf accelerate

@@ -1,6 +1,6 @@
 """Tiny checkpoints with random weights, one for each architecture that exporters are compared on.
 
-Used by benchmarks.exporters in its process.  A name is a ``model_type`` of transformers, with an optional variant after
+Used by benchmarks.exporters in its process. A name is a ``model_type`` of transformers, with an optional variant after
 a colon, as in ``mistral:window``.
 """
 
@@ -49,7 +49,7 @@ LATENT: Final[Settings] = {
     "v_head_dim": 8,
     "num_key_value_heads": 4,
 }
-#: Other positions for texts longer than the original length, such as the compared texts.  That length takes effect only
+#: Other positions for texts longer than the original length, such as the compared texts. That length takes effect only
 #: next to ``rope_parameters``, not inside them.
 LONG_ROPE: Final[Settings] = {
     **GROUPED,
@@ -136,7 +136,7 @@ LLAMA_135M: Final[Settings] = {
 def write(folder: Path, name: str, head: str, settings: Settings, spread: float = 0.2) -> Any:
     """Write a checkpoint for ``head`` (a class of transformers) to ``folder`` and return its module.
 
-    Weights are as large as trained ones, so that a wrong mask or position shows.  Raises KeyError for an architecture
+    Weights are as large as trained ones, so that a wrong mask or position shows. Raises KeyError for an architecture
     that the installed transformers does not have.
     """
     import torch

@@ -4,7 +4,7 @@
                                     [--conch gguf folder PATH ...] [--engine NAME] [--quick] [--json FILE]
 
 All servers are started, and all except the measured one are stopped (SIGSTOP); they are measured in turns, in rotating
-order.  Tables have medians over the rounds, and the smallest and largest ratio within a round.  Quote ratios only, from
+order. Tables have medians over the rounds, and the smallest and largest ratio within a round. Quote ratios only, from
 an otherwise idle machine.
 """
 

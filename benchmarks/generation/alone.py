@@ -2,7 +2,7 @@
 
     python -m benchmarks.generation.alone CHECKPOINT [--engine NAME] < LOAD
 
-Runs as a separate process, with the load of the served measurement (its closed loop) as JSON on its input.  Prompts are
+Runs as a separate process, with the load of the served measurement (its closed loop) as JSON on its input. Prompts are
 tokenised before the clock starts, and tokens are not detokenised.
 """
 

@@ -79,7 +79,7 @@ class Record:
 
 
 def read(response: Answer, dialect: Dialect, *, due: int, tokens: int, arrival: bool) -> Record:
-    """Read a response.  Raises RuntimeError if it is an error."""
+    """Read a response. Raises RuntimeError if it is an error."""
     if failure := response.failure():
         raise RuntimeError(failure)
     events, times, texts = [], [], []

@@ -1,6 +1,6 @@
 """The load generator: a process (``python -m benchmarks.generation.client``) with its task as JSON on its input.
 
-Requests are encoded before the clock starts, and responses are decoded after it has stopped.  Every request uses a new
+Requests are encoded before the clock starts, and responses are decoded after it has stopped. Every request uses a new
 connection, because some servers do not keep connections open.
 """
 
@@ -113,7 +113,7 @@ class Client:
             raise RuntimeError(failure)
 
     def records(self) -> list[Record]:
-        """Return the records of all requests.  Raises RuntimeError if a response is an error."""
+        """Return the records of all requests. Raises RuntimeError if a response is an error."""
         return [
             read(request.answer, self.dialect, due=request.due, tokens=request.ask.tokens, arrival=request.arrival)
             for request in self.sent
@@ -121,7 +121,7 @@ class Client:
 
 
 def drive(target: Target, load: Load, *, counted: bool = False, timeout: float = 900) -> list[Record]:
-    """Send a load to ``target`` from a separate process.  Raises RuntimeError with the first wrong response."""
+    """Send a load to ``target`` from a separate process. Raises RuntimeError with the first wrong response."""
     task = {"target": asdict(target), "load": load.document(), "counted": counted}
     command = [sys.executable, "-m", "benchmarks.generation.client"]
     done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=timeout)

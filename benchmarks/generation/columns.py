@@ -1,4 +1,4 @@
-"""The servers of the comparison; each is a column of its tables.  While one is measured, the others are stopped."""
+"""The servers of the comparison; each is a column of its tables. While one is measured, the others are stopped."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Document = Mapping[str, Any]
 
 
 class Dialect(ABC):
-    """A server's protocol for one model.  ``streams`` is true if text arrives while it is being generated."""
+    """A server's protocol for one model. ``streams`` is true if text arrives while it is being generated."""
 
     streams: ClassVar[bool] = True
 
@@ -53,7 +53,7 @@ class Dialect(ABC):
 
 
 class Conch(Dialect):
-    """The generate extension, with the inputs of a text model.  Reporting the tokens of each event has a cost, so only
+    """The generate extension, with the inputs of a text model. Reporting the tokens of each event has a cost, so only
     the very first request asks for it (``counted``)."""
 
     def __init__(self, model: str, *, counted: bool = False) -> None:
@@ -99,7 +99,7 @@ class Triton(Dialect):
 
 
 class OpenAI(Dialect):
-    """The completions of ``transformers serve``.  Requests cannot disable the end of sequence; an ID for it that no
+    """The completions of ``transformers serve``. Requests cannot disable the end of sequence; an ID for it that no
     token has gives the same effect."""
 
     @property

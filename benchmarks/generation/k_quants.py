@@ -1,6 +1,6 @@
 """Encodes K-quants of GGUF files, which the package ``gguf`` can only read; less exact than llama.cpp's encoder.
 
-A super-block has 256 weights in groups of 16 or 32.  Source of the layouts: ggml's ggml-common.h.
+A super-block has 256 weights in groups of 16 or 32. Source of the layouts: ggml's ggml-common.h.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures the interference of other programs during a measurement.
 
 OpenMP's threads wait for each other by spinning: a single other program on one of two cores can cost a server that uses
-them nine tenths of its throughput, and another server almost nothing.  Such figures cannot be compared.
+them nine tenths of its throughput, and another server almost nothing. Such figures cannot be compared.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class Load:
     """A closed loop, an open loop, or both at the same time.
 
     Closed: each of the ``connections`` sends the next of ``asks`` when its previous response is complete, until
-    ``seconds`` have passed and each has had ``least`` responses, or ``asks`` are exhausted.  Open: ``arrivals`` are
-    sent at their times (seconds from the start), regardless of in-flight requests.  All sent requests are completed.
+    ``seconds`` have passed and each has had ``least`` responses, or ``asks`` are exhausted. Open: ``arrivals`` are
+    sent at their times (seconds from the start), regardless of in-flight requests. All sent requests are completed.
     """
 
     asks: Sequence[Ask] = ()

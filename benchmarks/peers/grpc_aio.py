@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.grpc_aio serve --model-repository=...
 
-Has the calls that clients of models use.  Messages are decoded and encoded by the same code as in conch's front end,
+Has the calls that clients of models use. Messages are decoded and encoded by the same code as in conch's front end,
 but all of them on the event loop: none is offloaded, and nothing limits clients but gRPC's own options.
 """
 

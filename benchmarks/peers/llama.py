@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.llama [JOBS]        # ahead of time; a quarter of an hour on two cores
 
-Needs cmake, ninja and a C++ compiler.  There is no server in the wheels of that package but one in Python that answers
+Needs cmake, ninja and a C++ compiler. There is no server in the wheels of that package but one in Python that answers
 one request at a time, which would be no comparison.
 """
 
@@ -45,7 +45,7 @@ _AMX: Final = (
 
 
 def server(jobs: int = 2) -> Path:
-    """The program, built on first use.  Raises OracleUnavailable where it cannot be."""
+    """The program, built on first use. Raises OracleUnavailable where it cannot be."""
     ROOT.mkdir(exist_ok=True)
     with locked(ROOT / "llama.lock"):
         if not PROGRAM.exists():

@@ -3,7 +3,7 @@
     python -m benchmarks.peers.padding serve --model-repository=...
 
 Everything else is conch's own, also that waiting texts are tokenised while others compute, so that a
-comparison shows what grouping by length is worth.  Models must say ``backend: "padding"``.
+comparison shows what grouping by length is worth. Models must say ``backend: "padding"``.
 """
 
 from __future__ import annotations

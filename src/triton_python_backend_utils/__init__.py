@@ -1,6 +1,6 @@
 """What a ``model.py`` imports, for editors, type checkers and tests: wherever conch is installed, not only in a worker.
 
-The same classes and functions as in a worker, where ``conch.backends.python.pb_utils`` itself goes by this name.  What
+The same classes and functions as in a worker, where ``conch.backends.python.pb_utils`` itself goes by this name. What
 makes and reads tensors, requests and responses works anywhere; what asks the server (``exec``, ``load_model``,
 ``Logger``) works in a model that is served, or run by ``conch.testing``.
 """

@@ -1,7 +1,7 @@
 """Requests that arrive in a known order, and the batches that Triton forms from them.
 
 Both servers hold each model's first ``HOLD`` requests (``TRITONSERVER_DELAY_SCHEDULER``), so that all of them wait
-when the first batch is formed.  The expected results are in ``batches.json``, recorded from Triton 2.51 by
+when the first batch is formed. The expected results are in ``batches.json``, recorded from Triton 2.51 by
 ``python -m tests.conformance.batches``; each pattern has its own model.
 """
 
@@ -57,7 +57,7 @@ class Pattern:
     """Requests, named a, b, c … in order of arrival, and the batching configuration of their model.
 
     A request is written as its batch size and its attributes: ``p2`` is a priority, ``t500`` a timeout (µs), ``w3``
-    the width of its input X, ``y`` the optional input Y.  ``|`` waits for the first response, ``~`` until short
+    the width of its input X, ``y`` the optional input Y. ``|`` waits for the first response, ``~`` until short
     timeouts have passed.
     """
 

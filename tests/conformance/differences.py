@@ -1,6 +1,6 @@
 """Intended differences between the responses of conch and Triton 2.51.
 
-Every entry has a reason.  conch's response is still checked: ``status`` (HTTP) or ``code`` (gRPC) and ``error``, a
+Every entry has a reason. conch's response is still checked: ``status`` (HTTP) or ``code`` (gRPC) and ``error``, a
 regular expression for the whole message.
 """
 
@@ -26,61 +26,62 @@ class Difference:
 #: Rules for every HTTP case.
 GENERAL = {
     "content type of errors": "Triton sends some error bodies as text/plain; conch sends all as application/json.",
-    "content type of nothing": "An empty body has no type, so what its header says may differ.",
-    "duplicate keys": "Triton repeats keys of a JSON object (parameters of ensembles); conch sends each key once.",
+    "content type of nothing": "The content type of an empty body may differ.",
+    "duplicate keys": "Triton may repeat a key of a JSON object (parameters of ensembles); conch sends each key once.",
     "order of outputs": "Triton lists the outputs of an ensemble in the order of a hash table.",
-    "order of names in messages": "Triton lists inputs in the order of a hash table when there are too many.",
-    "place of a JSON error": "conch describes an error in JSON, and its place, in the words of a different parser.",
-    "server's version": "conch may state another version of the protocol, and adds its own version.",
-    "while a model loads": "Triton opens no port until its models are loaded, and a model that is loaded later is "
-    "NOT_FOUND until then; conch answers from the start, with UNAVAILABLE (503), so that clients try again.",
-    "paths of the server": "Why a model does not load is answered with the last two parts of a path, and without the "
-    "command that installs what is missing, which the server's log has; Triton sends whole paths.  The frames of a "
-    "Python model's traceback, and where a backend was searched, are as Triton sends them.",
-    "what a model runs with": "A model on one of conch's own backends has parameters that begin with 'conch.' in its "
-    "configuration, and a member 'runs_with' in its statistics, except over gRPC, which has no field for it.",
-    "unknown parameters": "conch's own backends refuse requests with parameters that they do not know, and backends "
-    "that Triton has as well refuse misspelt ones; Triton ignores both.  Python models get them all.",
-    "several texts": "On conch's own backends, the answer of generate has a value for each row; Triton flattens them.",
-    "time of a running request": "The time-out of a request, where a model lets clients set one, holds in Triton's "
-    "queue alone; in conch a request that runs past it is answered with UNAVAILABLE, and its model is told.",
-    "batches made ahead": "Triton makes up to two batches per instance while all are busy; conch makes one when an "
-    "instance is free, of all that waits then, so that one more important goes first however late it came, and one "
-    "whose time is up does not run.",
-    "rows without a request": "The rows of a direct sequence batch that have no request hold zeros in conch; Triton "
-    "promises only that they are marked as not ready.",
-    "idle sequences": "Triton counts the idle time of a sequence from the arrival of its last request, conch from the "
-    "end of it.",
-    "sequences of a dead worker": "They end with an error that says so, and their ids may start again; Triton's "
-    "scheduler does not know what became of the process and keeps them.",
-    "sequences with a cancelled request": "A request that waits and is cancelled ends its sequence, and those that "
-    "wait behind it are CANCELLED.  Whoever goes on with that sequence is told at once that it has to start; in Triton "
-    "that is CANCELLED too until the requests under way have been answered.",
-    "libraries of backends": "conch cannot run a backend's library and says so with INVALID_ARG; Triton tries, and "
-    "says NOT_FOUND of one that cannot be loaded.",
-    "instances that come and go": "Triton starts all instances of a version anew if anything in its directory has "
-    "changed, and what Python writes into __pycache__ at the first load is such a change; conch does not count that "
-    "folder, so that the instances that stay run on.",
-    "ensembles of members that failed": "When a member is loaded that could not be loaded before, Triton loads the "
-    "ensembles that had failed because of it; in conch they are loaded when they are asked for.  Ensembles that have "
-    "served and lost a member come back with it in both.",
-    "runs of an iterative sequence": "Triton counts each run of a request as an inference and a success of its "
-    "own; conch counts a request once, and its runs as executions.",
-    "extensions": "conch lists only the extensions that work in it, and one of its own.",
+    "order of names in messages": "If there are too many inputs, Triton lists them in the order of a hash table.",
+    "place of a JSON error": "The JSON parsers of the two servers word errors and their positions differently.",
+    "server's version": "conch may report another version of the protocol, and adds its own version.",
+    "while a model loads": "Triton opens no port until its models are loaded, and reports NOT_FOUND for a model that "
+    "is loading later. conch responds from the start, with UNAVAILABLE (503), so that clients retry.",
+    "paths of the server": "Triton's load errors contain whole paths. conch's contain the last two parts of a path, "
+    "and omit the command that installs a missing package, which is in the server's log. Tracebacks of Python models "
+    "and the searched locations of backends are the same in both.",
+    "what a model runs with": "The configuration of a model on a built-in backend has parameters that begin with "
+    "'conch.', and its statistics have a member 'runs_with', except over gRPC, which has no field for it.",
+    "unknown parameters": "conch's own backends refuse requests with unknown parameters, and backends that Triton "
+    "also has refuse misspelt ones; Triton ignores both. Python models receive all parameters.",
+    "several texts": "On conch's own backends, a response of generate has one value per row; Triton returns a flat "
+    "list.",
+    "time of a running request": "If a model lets clients set a timeout, Triton applies it only in the queue. In "
+    "conch, it also applies while the request runs: the request fails with UNAVAILABLE, and the model is notified.",
+    "batches made ahead": "Triton forms up to two batches per instance while all instances are busy. conch forms a "
+    "batch when an instance is free, from all waiting requests. A late request of higher priority therefore runs "
+    "first, and a request whose timeout has expired does not run.",
+    "rows without a request": "In a direct sequence batch, rows without a request contain zeros in conch; Triton only "
+    "guarantees that they are marked as not ready.",
+    "idle sequences": "Triton measures the idle time of a sequence from the arrival of its last request, conch from "
+    "the end of that request.",
+    "sequences of a dead worker": "Sequences of a dead worker end with an error, and their correlation IDs can be "
+    "used again; Triton keeps the sequences.",
+    "sequences with a cancelled request": "A waiting request that is cancelled ends its sequence; later waiting "
+    "requests of the sequence fail with CANCELLED. Further requests are refused immediately until the sequence is "
+    "started again; in Triton, they also fail with CANCELLED until the in-flight requests have completed.",
+    "libraries of backends": "conch cannot run a backend's library and reports INVALID_ARG; Triton tries to load it "
+    "and reports NOT_FOUND if that fails.",
+    "instances that come and go": "Triton restarts all instances of a version if its directory has changed, including "
+    "the __pycache__ that Python writes during the first load. conch ignores that folder, so unchanged instances keep "
+    "running.",
+    "ensembles of members that failed": "When a model that had failed to load is loaded, Triton also loads the "
+    "ensembles that had failed because of it; conch loads them on request. If an ensemble became unavailable because "
+    "a step's model was unloaded, both servers load it again with that model.",
+    "runs of an iterative sequence": "Triton counts each run of a request as an inference and a success; conch counts "
+    "a request once, and its runs as executions.",
+    "extensions": "conch lists only the extensions that it supports, and one of its own.",
 }
 
-_JSON = "the JSON parser's own words"
+_JSON = "the wording of the JSON parser"
 _TOO_LARGE = "the shape's byte size is checked for overflow, as in newer releases; 2.51 crashes"
 
-_MAPPED = "an error in execute has the status that belongs to its code, as with infer; 2.51 always says 400"
+_MAPPED = "an error in execute has the status of its code, as with infer; 2.51 always returns 400"
 
-_MODE = "conch says which mode the server has, where nothing polls"
+_MODE = "the message of conch names the model control mode, because this server does not poll"
 _NOT_EXPLICIT = (
     r"explicit model load / unload is not allowed if polling is enabled; this server runs with "
     r"--model-control-mode=none: start it with explicit"
 )
 
-_NO_INPUT = "a list or an object can only be meant for an input, so conch adds that the model does not have it"
+_NO_INPUT = "only an input can be a list or an object, so conch adds that the model has no such input"
 _BAD_TYPE = (
     r"parameter '{0}' has invalid type. It should be either 'int', 'bool', or 'string'. Model 'generate' has no "
     r"input '{0}', only 'PROMPT', 'STREAM'"
@@ -111,31 +112,31 @@ HTTP: dict[str, Difference] = {
         r"maximum size of 9223372036854775807",
     ),
     "classes of strings": Difference(
-        "2.51 crashes with a division by zero; the text is that for other types without classification",
+        "2.51 crashes with a division by zero; the message is that for other datatypes without classification",
         400,
         r"class result not available for output due to unsupported type 'BYTES'",
         ask_triton=False,
     ),
     "too few elements": Difference(
-        "the text of newer releases", 500, r"Failed to parse 'data' field: shape does not match true shape"
+        "the message of newer releases", 500, r"Failed to parse 'data' field: shape does not match true shape"
     ),
     "output twice": Difference(
         "refused, as in newer releases", 400, r"\[request id: <id_unknown>\] output 'OUTPUT0' already exists in request"
     ),
     "fault nothing": Difference(
-        "2.51 never answers when execute of a non-decoupled model returns None and nothing is sent",
+        "2.51 never responds if execute of a non-decoupled model returns None and sends no response",
         500,
         r"The model dropped the request without sending a response\.",
         ask_triton=False,
     ),
     "wrong correlation type": Difference(
-        "refused, as in newer releases; 2.51 gives the model bytes of the text as a number",
+        "refused, as in newer releases; 2.51 passes bytes of the text to the model as a number",
         400,
         r"\[request id: <id_unknown>\] sequence batching control 'CORRID' data-type is 'BYTES', but model 'accumulate' "
         r"expects 'UINT64'",
     ),
     "fault reschedule": Difference(
-        "2.51 logs this and never answers",
+        "2.51 logs this and never responds",
         500,
         r"Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "
         r"handle such a flag\.",
@@ -149,7 +150,7 @@ HTTP: dict[str, Difference] = {
     ),
     "encoded path": Difference("tritonclient encodes model names, so conch decodes them", 200),
     "raw odd size": Difference(
-        "conch names the input as the model does, Triton calls it raw_input",
+        "conch uses the name of the model's input; Triton calls it raw_input",
         400,
         r"\[request id: <id_unknown>\] input byte size mismatch for input 'INPUT' for model 'identity_fp32'\. "
         r"Expected 4, got 5",
@@ -174,14 +175,14 @@ HTTP: dict[str, Difference] = {
         r"Unable to parse Inference-Header-Content-Length, value is out of range \[ -2147483648, 2147483647 \], got: "
         r"99999999999",
     ),
-    "gzip of nonsense": Difference("2.51 treats what cannot be decompressed as an empty body", 400, r".+"),
-    "deflate of nonsense": Difference("2.51 treats what cannot be decompressed as an empty body", 400, r".+"),
-    "gzip cut": Difference("2.51 carries on with what it could decompress", 400, r".+"),
+    "gzip of nonsense": Difference("2.51 treats an invalid compressed body as empty", 400, r".+"),
+    "deflate of nonsense": Difference("2.51 treats an invalid compressed body as empty", 400, r".+"),
+    "gzip cut": Difference("2.51 uses the part of the body that it could decompress", 400, r".+"),
     "index ready text": Difference(
-        "the status and the text of newer releases", 400, r"Invalid value for 'ready': expected a boolean"
+        "the status and message of newer releases", 400, r"Invalid value for 'ready': expected a boolean"
     ),
     "ensemble one output": Difference(
-        "2.51 fails with a deadlock error when the output asked for also feeds a step that is not needed",
+        "2.51 fails with a deadlock error if the requested output is also an input of an unneeded step",
         200,
     ),
     **{
@@ -212,7 +213,7 @@ GRPC: dict[str, Difference] = (
     }
     | {
         "contents of two types": Difference(
-            "conch names the field that does not belong to the datatype",
+            "conch names the field that does not match the datatype",
             code="INVALID_ARGUMENT",
             error=r"unexpected explicit tensor data for input tensor 'IN_INT32' for model 'types' of type 'INT64', "
             r"expected datatype 'INT32'",

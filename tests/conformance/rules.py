@@ -1,7 +1,7 @@
 """Configurations at the limits of each rule for tensors, batches and ensembles, and Triton's error messages.
 
 The messages are in ``rules.json``, recorded from Triton 2.51 by ``python -m tests.conformance.rules``; an empty text
-means that Triton loads the model.  A rule that is checked when the repository is read appears only in Triton's log.
+means that Triton loads the model. A rule that is checked when the repository is read appears only in Triton's log.
 Messages are recorded twice: with auto-completion by the backends; and without it for models without a version, where
 only valid configurations are refused for the missing version.
 """

@@ -119,7 +119,7 @@ def started(
 ) -> Iterator[str]:
     """The address of a server that a container's command has started and that says at ``health`` that it is well.
 
-    ``places`` has what stands in this place for words of the command; ``health`` is the address and the path.  It runs
+    ``places`` has what stands in this place for words of the command; ``health`` is the address and the path. It runs
     as the image's user, who may read everything here and write to nothing but temporary files, or ``as_root``.
     """
     words = list(command)

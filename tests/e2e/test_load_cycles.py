@@ -1,4 +1,4 @@
-"""Models are loaded, asked and unloaded again and again: nothing of them stays.  The long form is a benchmark."""
+"""Models are loaded, asked and unloaded again and again: nothing of them stays. The long form is a benchmark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``python -m tests.fuzz [TARGET…]``: runs targets for FUZZ_SECONDS in all (default 60), and keeps what breaks them.
 
 Each runs in a process of its own, with atheris where that is installed (``pip install atheris``), which looks for
-inputs that reach new code and keeps them in ``.fuzz/TARGET``; otherwise with mutations of the seeds alone.  What breaks
+inputs that reach new code and keeps them in ``.fuzz/TARGET``; otherwise with mutations of the seeds alone. What breaks
 a target is printed, and kept as ``.fuzz/TARGET-crash-*``; ``python -m tests.fuzz TARGET --input FILE`` runs it again.
 """
 

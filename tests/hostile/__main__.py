@@ -1,7 +1,7 @@
 """``python -m tests.hostile [ATTACK…]``: runs attacks against conch and the real Triton, and prints a table.
 
 Each attack has its own server; ``ends`` means that the server's process ended, ``no answer`` that the attack waited for
-a response.  The table is the one in SECURITY.md; ``--server conch`` runs no Triton.
+a response. The table is the one in SECURITY.md; ``--server conch`` runs no Triton.
 """
 
 from __future__ import annotations

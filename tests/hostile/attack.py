@@ -13,7 +13,7 @@ import psutil
 from tests.conftest import Server
 from tests.hostile.health_watch import HealthWatch
 
-#: Sends something to a server, and returns when the server has responded or the connection has ended.  It adds the
+#: Sends something to a server, and returns when the server has responded or the connection has ended. It adds the
 #: connections that it leaves open to the stack, which is closed after the server's memory has been measured.
 Run = Callable[[Server, ExitStack], None]
 
@@ -49,7 +49,7 @@ def attack(title: str, *, conch_only: bool = False) -> Callable[[Run], Run]:
 class Outcome:
     """The effect of an attack.
 
-    ``longest_wait`` is the longest wait of a health request (s), ``seconds`` the duration of the attack.  ``peak`` and
+    ``longest_wait`` is the longest wait of a health request (s), ``seconds`` the duration of the attack. ``peak`` and
     ``kept`` are the growth of the server's resident memory (MiB): its maximum, and after the attack, with the
     connections still open.
     """

@@ -1,7 +1,7 @@
 """Sends a health request to a server every 10 ms, from a separate process with its own connection.
 
 ``python health_watch.py <address> <pid>`` runs until its standard input ends, and then prints the longest wait (s) and
-the server's maximum resident memory (bytes); :class:`HealthWatch` starts it.  It imports only the standard library and
+the server's maximum resident memory (bytes); :class:`HealthWatch` starts it. It imports only the standard library and
 psutil; as a separate process, it is not slowed down by the attack.
 """
 

@@ -9,7 +9,7 @@ from tests.conftest import STARTERS, Server
 from tests.models import build
 
 #: ``identity_fp32`` and ``identity_string`` return their input, ``repeat`` sends any number of responses, ``generate``
-#: has an interface for ``/generate``.  In addition, ``talker`` is for the OpenAI API.
+#: has an interface for ``/generate``. In addition, ``talker`` is for the OpenAI API.
 MODELS: Final = ("add_sub", "identity_fp32", "identity_string", "repeat", "generate", "generate_shapes")
 FLAGS: Final = ("--model-control-mode=explicit", "--load-model=*")
 

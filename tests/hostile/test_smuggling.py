@@ -1,7 +1,7 @@
 """HTTP requests with an ambiguous end: none gets a second response, and the server continues.
 
 Each is followed by a request for a model's metadata, at the position where a proxy with another interpretation of the
-first request's end would send it.  The table has the responses of conch and of the real Triton; conch closes the
+first request's end would send it. The table has the responses of conch and of the real Triton; conch closes the
 connection after each refusal.
 """
 

@@ -1,6 +1,6 @@
 """Slow clients: each is disconnected after its time limit, and counted.
 
-The real Triton has no such limits except gRPC's keepalive, so there is nothing to compare with.  The limit for unread
+The real Triton has no such limits except gRPC's keepalive, so there is nothing to compare with. The limit for unread
 responses is covered by unit tests only: sockets buffer so much data that a test would take minutes.
 """
 

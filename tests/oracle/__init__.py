@@ -1,6 +1,6 @@
 """NVIDIA's server and load generator, installed from PyPI for comparisons with conch.
 
-These are test tools, which ``src/`` does not use.  ``install()`` unpacks two wheels below ``.oracle/`` at the root of
+These are test tools, which ``src/`` does not use. ``install()`` unpacks two wheels below ``.oracle/`` at the root of
 the checkout (once), ``TritonServer`` runs the server on free ports of 127.0.0.1, ``perf_analyzer()`` runs the load
 generator against any server.
 """

@@ -27,7 +27,7 @@ class TritonServer:
     """The real server over ``repository``, as a context manager.
 
     ``flags`` are passed to the server; ``python`` is the interpreter of another environment for its models (with a
-    numpy older than 2).  ``http``, ``grpc`` and ``metrics`` are ``127.0.0.1:port``.  With ``wait=False`` the context is
+    numpy older than 2). ``http``, ``grpc`` and ``metrics`` are ``127.0.0.1:port``. With ``wait=False`` the context is
     entered at once, for servers that are expected to fail.
     """
 
@@ -136,7 +136,7 @@ def perf_analyzer(*arguments: str, timeout: float = 300) -> subprocess.Completed
 def free_ports(count: int) -> list[int]:
     """Return ports of 127.0.0.1 on which nothing listens now.
 
-    They are below the range from which systems choose ports for clients and for servers on port 0.  Otherwise the port
+    They are below the range from which systems choose ports for clients and for servers on port 0. Otherwise the port
     of a server that starts slowly could be taken, and its test would send requests to another test's server.
     """
     ports: set[int] = set()

@@ -54,7 +54,7 @@ class SimulatedHttpClient(ClientConnection):
     ) -> None:
         """Send an inference request; ``options`` are its parameters.
 
-        With a ``region``, the input and the output are in ``memory``, which is registered under that name.  ``binary``
+        With a ``region``, the input and the output are in ``memory``, which is registered under that name. ``binary``
         selects the tensors that follow the JSON as bytes: "" for none, ``outputs``, or ``all``.
         """
         tensor: dict[str, Any] = {"name": "IN", "shape": [1, 3] if batched else [3], "datatype": "INT64"}

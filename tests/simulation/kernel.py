@@ -1,6 +1,6 @@
 """A simulated kernel: the descriptors and processes that conch creates when it starts workers and templates.
 
-Replaces ``os``, ``signal``, ``socket`` and ``subprocess`` in the modules that start processes.  Other names of these
+Replaces ``os``, ``signal``, ``socket`` and ``subprocess`` in the modules that start processes. Other names of these
 modules are the real ones.
 """
 
@@ -26,7 +26,7 @@ from tests.simulation.workers import SimulatedWorkers
 
 
 class SimulatedKernel:
-    """The descriptors and children of the server process.  ``broken`` is called if the server misuses one of them."""
+    """The descriptors and children of the server process. ``broken`` is called if the server misuses one of them."""
 
     def __init__(self, loop: SimulatedLoop, workers: SimulatedWorkers, broken: Callable[[str], None]) -> None:
         self.loop = loop
@@ -55,7 +55,7 @@ class SimulatedKernel:
     # Descriptors
 
     def install(self, descriptor: Any, fd: int | None = None) -> int:
-        """Give a descriptor a number.  Raises OSError if the process has too many."""
+        """Give a descriptor a number. Raises OSError if the process has too many."""
         if self._failing and self._before_failing:
             self._before_failing -= 1
         elif self._failing:

@@ -73,7 +73,7 @@ async def _nothing(*ignored: object) -> None:
 
 
 class LibraryCaller:
-    """A thread that makes calls of ``service`` in order.  ``broken`` is called if one exceeds its timeout."""
+    """A thread that makes calls of ``service`` in order. ``broken`` is called if one exceeds its timeout."""
 
     def __init__(self, loop: SimulatedLoop, service: Server | Client, broken: Callable[[str], None]) -> None:
         #: Whether something other than the server may have closed its connections.

@@ -4,23 +4,23 @@ Which orders are permitted
 --------------------------
 The simulation may only produce orders that can occur in a server on asyncio or uvloop:
 
-* Callbacks of ``call_soon`` run in the order in which they were scheduled.  Both loops keep one first-in, first-out
-  queue, so the simulation never reorders it.  Tasks that wake each other keep their order for the same reason.
-* I/O is polled between two rounds of that queue.  The order of the events of one poll is free (epoll's is
-  arbitrary), except that one descriptor is reported once and its bytes keep their order.  Events may come before
+* Callbacks of ``call_soon`` run in the order in which they were scheduled. Both loops keep one first-in, first-out
+  queue, so the simulation never reorders it. Tasks that wake each other keep their order for the same reason.
+* I/O is polled between two rounds of that queue. The order of the events of one poll is free (epoll's is
+  arbitrary), except that one descriptor is reported once and its bytes keep their order. Events may come before
   or after timers of the same round: asyncio handles I/O first, uvloop timers.
 * The time of I/O is free: bytes take any time to arrive, may arrive in several parts, and a process may be reaped
-  before or after its socket reports the end.  Bytes of one socket never overtake each other.
-* Timers run in the order of their deadlines.  Deadlines are never equal, as on a real clock: every callback and every
-  reading of the clock takes some time.  The duration of callbacks is free, sometimes seconds, as on a busy machine.
+  before or after its socket reports the end. Bytes of one socket never overtake each other.
+* Timers run in the order of their deadlines. Deadlines are never equal, as on a real clock: every callback and every
+  reading of the clock takes some time. The duration of callbacks is free, sometimes seconds, as on a busy machine.
   Therefore the order of timers set in different callbacks is free as far as these durations allow.
 * A thread runs at any speed: its effects become visible between any two callbacks, and its completion is appended
-  to the queue (``call_soon_threadsafe``) at that moment, also in the middle of a round.  A pool starts its work in the
-  order of submission, on all its threads.  Here a thread's work runs in a greenlet: it is preempted only where it
+  to the queue (``call_soon_threadsafe``) at that moment, also in the middle of a round. A pool starts its work in the
+  order of submission, on all its threads. Here a thread's work runs in a greenlet: it is preempted only where it
   blocks, whereas a real thread may be preempted anywhere.
 * No event is lost or invented: each event happens once.
 
-All code outside the loop (threads, sockets, processes, other servers) calls :meth:`SimulatedLoop.later`.  Its events
+All code outside the loop (threads, sockets, processes, other servers) calls :meth:`SimulatedLoop.later`. Its events
 happen when they are due, also between two callbacks, and are not callbacks of the loop.
 """
 

@@ -53,7 +53,7 @@ def config_of(name: str, spec: ModelSpec) -> str:
     """Return the text of ``config.pbtxt``.
 
     ``kind`` is ``plain``, ``sequence``, ``decoupled``, ``bls`` or ``ensemble``, or ``remote``, ``remote_sequence`` or
-    ``remote_decoupled`` for models that other servers run, over gRPC if ``grpc`` is set.  ``calls`` is the name of the
+    ``remote_decoupled`` for models that other servers run, over gRPC if ``grpc`` is set. ``calls`` is the name of the
     model that a BLS model calls, ``steps`` are the names of the models of an ensemble.
     """
     tensors = (

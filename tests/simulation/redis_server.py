@@ -20,7 +20,7 @@ _NO_KEY = b"conch:"
 
 
 class RedisServer:
-    """Stores the values that clients set.  ``misses`` counts the lookups of missing responses."""
+    """Stores the values that clients set. ``misses`` counts the lookups of missing responses."""
 
     def __init__(self, loop: SimulatedLoop, network: SimulatedNetwork) -> None:
         self.loop = loop

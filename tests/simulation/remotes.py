@@ -218,7 +218,7 @@ class SimulatedChannel:
         return answer
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for ``seconds``.  Raises LostError if the connection breaks first."""
+        """Wait for ``seconds``. Raises LostError if the connection breaks first."""
         loop = self._server.loop
         call: asyncio.Future[Any] = loop.create_future()
         self._calls.add(call)

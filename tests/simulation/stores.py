@@ -11,7 +11,7 @@ from tests.simulation.threads import block
 
 
 class SimulatedStore:
-    """See :class:`conch.repository.stores.store.Store`.  ``hangs`` and ``failures`` apply to the next calls."""
+    """See :class:`conch.repository.stores.store.Store`. ``hangs`` and ``failures`` apply to the next calls."""
 
     def __init__(self, folder: Path, latency: Callable[[float], float]) -> None:
         self._folder = folder

@@ -1,7 +1,7 @@
 """Threads of a simulation: greenlets that block in virtual time.
 
 A thread runs until it blocks (:func:`block`, or a wait of :class:`Threading`) or ends; the loop draws the duration of
-calls in virtual time.  ``Threading``, ``SimulatedQueue``, ``SimulatedFuture`` and :func:`wait_for` replace names that
+calls in virtual time. ``Threading``, ``SimulatedQueue``, ``SimulatedFuture`` and :func:`wait_for` replace names that
 conch's modules import from the standard library.
 """
 

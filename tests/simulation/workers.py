@@ -1,7 +1,7 @@
 """Simulated worker processes, which use the worker protocol over a simulated socket, and run simulated models.
 
 A model's input ``IN`` is ``[value, milliseconds, responses]``; its output ``OUT`` is ``[value, stamp, position]``: the
-stamp of the files that the worker has loaded, and the position of the response in its sequence or stream.  A model with
+stamp of the files that the worker has loaded, and the position of the response in its sequence or stream. A model with
 metrics adds one to :data:`METRIC` for each of its requests.
 """
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-#: Folders and files here that import torch, transformers, tokenizers or an engine.  Single tests that do are marked
+#: Folders and files here that import torch, transformers, tokenizers or an engine. Single tests that do are marked
 #: ``extras``.
 NEED_EXTRAS: Final = (
     "measure/analyze/options/test_reading.py",

@@ -1,7 +1,7 @@
-"""The command ``conch``.  Commands are imported when they are asked for, so that the help starts at once.
+"""The command ``conch``. Commands are imported on use, so that the help is fast.
 
-Every command returns its exit status (nothing is success) or raises; ``main`` turns what it raises into one line on
-standard error and status 1.
+Every command returns its exit status (None means success) or raises; ``main`` reports an exception as one line on
+standard error and returns status 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conch.cli.status import INTERRUPTED
 from conch.cli.suggest import unknown_option
 from conch.core.errors import ConchError
 
-#: Name, where it is (module, attribute), and its line in the help.
+#: Name, location (module and attribute), and line in the help.
 COMMANDS: Final = {
     "serve": ("conch.cli.serve", "serve_command", "Serve a model repository over HTTP and gRPC."),
     "check": ("conch.cli.check", "check_command", "Check a model repository and report errors with file and line."),

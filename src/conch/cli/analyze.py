@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from conch.measure.analyze.saved_results import Circumstances, SavedSearch
 
 
-#: The options by which ``report`` and ``apply`` may differ from the run that they are about.
+#: The options in which ``report`` and ``apply`` may differ from their run.
 _GOALS: Final = [OPTIONS[name] for name in ("objectives", "constraints", "latency_budget", "min_throughput", "price")]
 
 
@@ -91,7 +91,7 @@ def _profile(config_file: Path | None, apply: bool, **options: Any) -> int:
                     problems.append(error)
                 except OSError as error:
                     problems.append(internal(one_line(error)))
-        except ConchError as error:  # the server is not as it was before
+        except ConchError as error:  # the server's original state was not restored
             problems.append(error)
     circumstances, searches = results_of(profile, settings)
     if searches:
@@ -106,7 +106,7 @@ def _profile(config_file: Path | None, apply: bool, **options: Any) -> int:
 
 
 def _settings(config_file: Path | None, options: dict[str, Any]) -> tuple[AnalyzeSettings, list[str]]:
-    """What is said, and what of it has no effect; what is wrong is told before a server is started."""
+    """Return the settings and warnings about options without effect; reports errors before a server is started."""
     from conch.cli.analyze_results import check_reports
     from conch.machine.extras import require
 
@@ -130,7 +130,7 @@ def _report(export_path: str | None, output_formats: str | None, **goals: Any) -
     folder = _folder(export_path)
     settings, circumstances, searches = saved_under(folder, output_formats, goals)
     if settings.export_path != folder:
-        circumstances = replace(circumstances, repository="")  # 'apply' alone takes the goals of the run
+        circumstances = replace(circumstances, repository="")  # only 'apply' uses the goals of the run
     settings, missing = check_reports(settings, chosen=output_formats is not None)
     for problem in [*([missing] if missing else []), *write_results(settings, circumstances, searches, keep=False)]:
         terminal.console(stderr=True).print(f"warning: {problem}", style="yellow", highlight=False)
@@ -154,7 +154,7 @@ def _folder(export_path: str | None) -> Path:
 
 
 def _models(settings: AnalyzeSettings) -> str:
-    """The names that could be meant, for a message."""
+    """Return the valid names for a message."""
     from conch.repository.scan import ModelRepository
 
     if settings.model_repository is None:
@@ -164,7 +164,7 @@ def _models(settings: AnalyzeSettings) -> str:
 
 
 def _check_output(settings: AnalyzeSettings) -> None:
-    """Raise INVALID_ARG where configurations would be written over what somebody else has put there.
+    """Raise INVALID_ARG if configurations would overwrite other files.
 
     An analysis that resumes from its journal finds its own candidates.
     """
@@ -197,7 +197,7 @@ def _apply(
             f"{export_path} has no configuration '{name}'; it has {_some(result.candidate.name for result in known)}"
         )
     accepted, refused = [], []
-    for search in searches:  # all of them before the first is written: one that is refused refuses all
+    for search in searches:  # check all before the first is written, so that none is written if one is refused
         named = [result for result in search.results if result.candidate.name == name]
         if name and not named:
             continue
@@ -226,7 +226,7 @@ def _apply(
 
 
 def _recommended(search: SavedSearch) -> tuple[CandidateResult, str]:
-    """The best configuration, and the reason why it is not recommended, empty if it is.
+    """Return the best configuration, and why it is not recommended; empty if it is.
 
     Raises UNAVAILABLE if no configuration satisfies the constraints.
     """

@@ -1,4 +1,4 @@
-"""What an analysis says while it runs: a line that changes on a terminal, a line for each measurement elsewhere."""
+"""Shows the progress of an analysis: an updated line on a terminal, otherwise one line per measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conch.measure.analyze.search.strategies.strategy import Trial
 
 
 class ProfileLine:
-    """Tells people how a profile goes on (:class:`conch.measure.analyze.profiling.progress.ProfileObserver`)."""
+    """Prints the progress of a profile (:class:`conch.measure.analyze.profiling.progress.ProfileObserver`)."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -20,11 +20,11 @@ class ProfileLine:
         self._progress = ""
 
     def say(self, line: str) -> None:
-        """Print something that people want to read once."""
+        """Print a message."""
         self._console.print(line, highlight=False, markup=False)
 
     def measuring(self, trial: Trial, progress: SearchProgress) -> None:
-        """Show what is being measured, how far it is, and the time left."""
+        """Show the current measurement, its progress, and the remaining time."""
         self._report_known()
         self._progress = f"{progress.done + 1} of about {progress.expected}, about {_time(progress.left)} left"
         if not self._console.is_terminal:
@@ -36,7 +36,7 @@ class ProfileLine:
         self._status.update(text)
 
     def measured(self, trial: Trial, point: Point, *, before: bool) -> None:
-        """Print the figures of a point; those of the journal are only counted."""
+        """Print the figures of a point; points from the journal are only counted."""
         if before:
             self._known += 1
             return
@@ -47,7 +47,7 @@ class ProfileLine:
         self.say(text + doubt if self._console.is_terminal else f"[{self._progress}] {text}{doubt}")
 
     def failed(self, trial: Trial, error: str, *, before: bool) -> None:
-        """Print why a candidate is left out."""
+        """Print why a candidate is skipped."""
         if before:
             self._known += 1
         else:

@@ -1,4 +1,4 @@
-"""What ``conch analyze`` makes of measurements: the file that keeps them, the reports, the table on the terminal."""
+"""Writes the results of ``conch analyze``: the saved results, the reports and the table on the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSettings, str]:
-    """Return the settings without ``html`` if the extra ``report`` is missing, and a warning that says so.
+    """Return the settings without ``html`` if the extra ``report`` is missing, and a warning.
 
     Raises UNSUPPORTED instead if the user has ``chosen`` the formats.
     """
@@ -41,7 +41,7 @@ def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSe
 
 
 def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstances, list[SavedSearch]]:
-    """What a profile has found so far, and how."""
+    """Return the results of a profile so far, and how they were measured."""
     from conch.machine.facts import MachineFacts
     from conch.measure.analyze.saved_results import Circumstances, SavedSearch
     from conch.measure.analyze.search.axis import axis_of
@@ -68,7 +68,7 @@ def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstanc
 def saved_under(
     folder: Path, formats: str | None, options: Mapping[str, Any]
 ) -> tuple[AnalyzeSettings, Circumstances, list[SavedSearch]]:
-    """What was saved in ``folder``, under the goals that are given now."""
+    """Return the results saved in ``folder``, ranked by the current goals."""
     from conch.measure.analyze.saved_results import load
 
     circumstances, searches = load(folder)
@@ -77,13 +77,13 @@ def saved_under(
     if not chosen:
         return replace(settings, export_path=folder), circumstances, searches
     searches = [replace(search, goals=_changed_goals(search.goals, settings, chosen)) for search in searches]
-    # The reports of the run stay as they are.
+    # The reports of the run are unchanged.
     settings = replace(settings, export_path=folder / f"goals-{_slug(searches[0].goals)}")
     return settings, circumstances, searches
 
 
 def _slug(goals: Goals) -> str:
-    """Goals as the name of a folder, as ``highest-throughput-with-p99-latency-at-most-50.0-ms``."""
+    """Return a folder name for goals, such as ``highest-throughput-with-p99-latency-at-most-50.0-ms``."""
     from conch.measure.analyze.judging.goals import in_words
 
     return re.sub(r"[^a-z0-9.]+", "-", in_words(goals).lower()).strip("-")[:100]
@@ -97,7 +97,7 @@ def _changed_goals(goals: Goals, settings: AnalyzeSettings, chosen: Mapping[str,
 
 
 def _replaced(settings: AnalyzeSettings, model: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The goals of a model that the options change."""
+    """Return the goals of a model, changed by the options."""
     model_goals = settings.goals([model]).models[model]
     changed: dict[str, Any] = {}
     if "objectives" in chosen:
@@ -110,9 +110,9 @@ def _replaced(settings: AnalyzeSettings, model: str, chosen: Mapping[str, Any]) 
 def write_results(
     settings: AnalyzeSettings, circumstances: Circumstances, searches: Sequence[SavedSearch], *, keep: bool = True
 ) -> list[str]:
-    """Write the results, and the reports of each search: in a folder of its own where there are several.
+    """Write the results, and the reports of each search: in separate folders if there are several.
 
-    Returns what could not be written, and why; one file that fails costs no other.
+    Returns the errors of files that could not be written; the other files are still written.
     """
     from conch.measure.analyze.report.analysis import analysis_of
     from conch.measure.analyze.saved_results import FILENAME, save
@@ -136,7 +136,7 @@ def write_results(
 
 
 def _writers(settings: AnalyzeSettings, analysis: Analysis) -> Iterator[tuple[str, Callable[[Path], object]]]:
-    """The files of one search by name, each with what writes it."""
+    """Return the writers of one search's files, by file name."""
     from conch.measure.analyze.report import files
     from conch.measure.analyze.report.page import report
     from conch.measure.reports.files import write_report, write_whole
@@ -155,7 +155,7 @@ def _writers(settings: AnalyzeSettings, analysis: Analysis) -> Iterator[tuple[st
 def show_results(
     console: Any, settings: AnalyzeSettings, circumstances: Circumstances, searches: Sequence[SavedSearch]
 ) -> int:
-    """Print the rankings; 1 where a search has no configuration that keeps its constraints."""
+    """Print the rankings; return 1 if no configuration of a search satisfies its constraints."""
     from conch.measure.analyze.report.analysis import analysis_of
     from conch.measure.analyze.report.page import summary
     from conch.measure.reports.terminal import show
@@ -177,7 +177,7 @@ def _folders(export_path: Path, searches: Sequence[SavedSearch]) -> Iterator[tup
 
 
 def _apply_line(export_path: Path, circumstances: Circumstances) -> str:
-    """The command that writes the best configuration; empty where there is no repository to write to."""
+    """Return the command that writes the best configuration; empty if there is no repository to write to."""
     if not circumstances.repository:
         return ""
     chosen = [] if str(export_path) == "analysis" else ["-e", str(export_path)]

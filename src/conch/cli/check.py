@@ -1,4 +1,4 @@
-"""``conch check``: what is wrong with a model repository, with file and line, before a server meets it."""
+"""``conch check``: finds faults in a model repository, with file and line, before it is served."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_command(directories: tuple[str, ...], config_name: str | None, backend
 
 
 def shown(finding: Finding, directories: Iterable[Path]) -> str:
-    """The line for a finding, with paths as ``directories`` were given: relative ones begin where conch is run."""
+    """Format a finding as a line; its path is relative if the one in ``directories`` was."""
     if any(directory.is_absolute() for directory in directories):
         return str(finding)
     return str(finding).replace(f"{Path.cwd()}/", "")

@@ -1,7 +1,7 @@
-"""What a shell offers where a value is expected: models, tasks, engines, the values of flags.
+"""Completes values in the shell: models, tasks, engines, and the values of flags.
 
-click calls these functions when a shell asks (docs/doctor.md has the lines for bash, zsh and fish); each gets the
-context, the parameter and what has been typed so far, and what it imports it imports then.
+click calls these functions for shell completion (docs/doctor.md describes the setup). Each gets the context, the
+parameter and the incomplete value, and imports other modules only when it is called.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from conch.options.declaration import Values
 
-#: A completer, as click takes it.
+#: A completion function of click.
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
@@ -27,17 +27,17 @@ def completer(values: Values) -> Complete | None:
 
 
 def directories(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Directories, which the shell finds itself."""
+    """Complete directories; the shell lists them."""
     return [CompletionItem(typed, type="dir")]
 
 
 def files(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Files and directories, which the shell finds itself."""
+    """Complete files and directories; the shell lists them."""
     return [CompletionItem(typed, type="file")]
 
 
 def checkpoints(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Models of the Hub that its cache holds, and the shell's files and directories."""
+    """Complete models in the Hub's cache, and the shell's files and directories."""
     from conch.cli.doctor.examine import cached_models
 
     return [*_begin(cached_models(), typed), CompletionItem(typed, type="file")]
@@ -58,17 +58,17 @@ def engines(context: click.Context, parameter: click.Parameter, typed: str) -> l
 
 
 def models(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """The models of the repositories on the command line, of ``models`` where it names none."""
+    """Complete the models of the repositories on the command line, or of ``models`` without any."""
     return _begin(sorted({path.name for root in _repositories(context) for path in _model_directories(root)}), typed)
 
 
 def models_to_load(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """The models of the repositories, and the word for all of them."""
+    """Complete the models of the repositories, and the value for all models."""
     return [*_begin("*", typed), *models(context, parameter, typed)]
 
 
 def configurations(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """The names of models' further configurations."""
+    """Complete the names of the models' additional configurations."""
     stems = {
         path.stem
         for root in _repositories(context)
@@ -83,7 +83,7 @@ def _begin(values: Iterable[str], typed: str) -> list[CompletionItem]:
 
 
 def _repositories(context: click.Context) -> list[Path]:
-    """The repositories that have been typed, under whichever name the command has for them."""
+    """Return the repositories on the command line, under any of the command's names for the option."""
     for name in ("model_repository", "directories", "repository"):
         typed: Any = context.params.get(name)
         if typed:

@@ -1,4 +1,4 @@
-"""``conch convert``: from a checkpoint to the fastest form of it that still answers the same, ready to be served."""
+"""``conch convert``: converts a checkpoint to the fastest variant with the same results, ready to be served."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def convert(options: ConvertOptions) -> int:
 
 
 def _require_alone(options: ConvertOptions) -> None:
-    """Refuse options of a conversion beside ``--report``."""
+    """Refuse the options of a conversion together with ``--report``."""
     declared = options_of(ConversionOptions).values()
     extra = [option.flag for option in declared if getattr(options, option.name) != option.default]
     if extra:
@@ -76,7 +76,7 @@ def _convert(options: ConvertOptions) -> ConvertedModel:
 
 
 def _write(manifest: Manifest, markdown_file: Path | None, html: Path | None) -> None:
-    """Write the report to the files that were asked for."""
+    """Write the report to the requested files."""
     from conch.convert.report.page import report
     from conch.convert.report.table import short_report
     from conch.measure.reports.files import write_report
@@ -89,7 +89,7 @@ def _write(manifest: Manifest, markdown_file: Path | None, html: Path | None) ->
 
 
 def _next_steps(converted: ConvertedModel) -> Iterator[str]:
-    """What was written, and what to do with it."""
+    """Return the written files and the next steps."""
     for folder in converted.folders:
         yield f"wrote {folder}"
     yield f"conch serve --model-repository={converted.folders[0].parent}"

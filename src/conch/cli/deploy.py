@@ -1,4 +1,4 @@
-"""``conch deploy``: what a managed platform needs, for each platform a command."""
+"""``conch deploy``: a command for each managed platform."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from conch.cli.lazy import LazyGroup
 
-#: Name, where it is (module, attribute), and its line in the help.
+#: Name, location (module and attribute), and line in the help.
 PLATFORMS: Final = {
     "ray": (
         "conch.cli.deploy_ray",

@@ -1,4 +1,4 @@
-"""``conch deploy oci``, ``sagemaker`` and ``vertex``: the same options, and another plan of what is written."""
+"""``conch deploy oci``, ``sagemaker`` and ``vertex``: common options, and a different plan for each."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ vertex_command = command_of("vertex", VertexOptions, _vertex)
 
 
 def _write(plan: Planner, mount: str, options: BundleOptions, several: bool = False) -> None:
-    """Look through the repository, write what the plan says, and tell what was written and what was left out."""
+    """Check the repository, write the files of the plan, and print the written and the omitted files."""
     from conch.deploy.bundle import deployment, shown, write
 
     output = options.output

@@ -1,4 +1,4 @@
-"""``conch deploy ray``: its flags; runs a model repository on a Ray cluster until Ctrl+C, or for good."""
+"""``conch deploy ray``: runs a model repository on a Ray cluster until Ctrl+C, or detached."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conch.machine.addresses import host_and_port
 if TYPE_CHECKING:
     from conch.deploy.ray.cluster import Deployed, RayApplication
 
-#: Options of conch serve that follow from others here, and which.
+#: Options of conch serve that are determined by options of this command.
 _DECIDED: Final = {
     "model_repository": ": give --model-repository",
     "model_control_mode": " (see --max-models-per-replica)",
@@ -28,14 +28,14 @@ _DECIDED: Final = {
     "allow_grpc": ", and needs it",
 }
 
-#: Options that have a replica refuse what an ingress sends it.
+#: Options with which a replica would refuse requests from an ingress.
 _OF_INGRESSES: Final = frozenset({"http_use_ssl", "grpc_use_ssl", "http_restricted_api", "grpc_restricted_protocol"})
 
 
 def ray(command: RayCommandOptions) -> int:
     """Run the models of a repository on a Ray cluster: replicas that Ray Serve watches, and an ingress on every node.
 
-    Clients ask any node, as they would ask conch serve.  Called again, it replaces what has changed and nothing else,
+    Clients ask any node, as they would ask conch serve. Called again, it replaces what has changed and nothing else,
     without losing a request.
     """
     from conch.core.errors import invalid
@@ -62,7 +62,7 @@ def ray(command: RayCommandOptions) -> int:
 
     _check_ports(options.ingress_options)
     plans = plan_deployments(options)
-    # In this order: Ray has a handler of its own for SIGTERM.
+    # The order matters: Ray installs its own handler for SIGTERM.
     with connected(command.address) as alone, ended_as_by_ctrl_c():
         if alone and detach:
             raise invalid("--detach needs a cluster that stays: start one with 'ray start --head', or give --address")
@@ -83,12 +83,12 @@ def ray(command: RayCommandOptions) -> int:
             if not detach:
                 threading.Event().wait()
         except KeyboardInterrupt:
-            if new or not detach:  # what served before, and was to stay, goes on
+            if new or not detach:  # the previous version, which was to remain, continues to serve
                 _remove(application, name)
             else:
                 raise
         except BaseException:
-            if new:  # what served before goes on
+            if new:  # the previous version continues to serve
                 _remove(application, name)
             raise
     return 0
@@ -107,8 +107,8 @@ def _options(command: RayCommandOptions) -> RayOptions:
     ports = {f"{kind}_port": getattr(command, f"{kind}_port") for kind in ("http", "grpc", "metrics")}
     of_replicas = _settings("--replica-option", command.replica_options)
     of_ingress = _settings("--ingress-option", command.ingress_options)
-    plan(None, repository, of_replicas, ports=True)  # which refuses what replicas would refuse
-    plan(None, repository, of_ingress, ports=True)  # and ingresses
+    plan(None, repository, of_replicas, ports=True)  # validates the options of replicas
+    plan(None, repository, of_ingress, ports=True)  # and of ingresses
     passed = {field.name: getattr(command, field.name) for field in fields(ReplicaOptions)}
     return RayOptions(
         **passed | {"model_repository": tuple(map(_absolute, repository))},
@@ -120,7 +120,7 @@ def _options(command: RayCommandOptions) -> RayOptions:
 
 
 def _check_ports(ingress: Mapping[str, Any]) -> None:
-    """Raise INVALID_ARG for a port that is given twice, with which no ingress would ever start."""
+    """Raise INVALID_ARG for a port that is used twice, because no ingress could start."""
     from conch.core.errors import invalid
 
     ports = {f"--{kind}-port": int(ingress[f"{kind}_port"]) for kind in ("http", "grpc", "metrics")}
@@ -132,12 +132,12 @@ def _check_ports(ingress: Mapping[str, Any]) -> None:
 
 
 def _absolute(repository: str) -> str:
-    """A directory as it is called from wherever replicas run; addresses of stores are what they are."""
+    """Return the absolute path of a directory, because replicas run elsewhere; store URLs are unchanged."""
     return repository if "://" in repository else os.path.abspath(repository)
 
 
 def _settings(flag: str, texts: Iterable[str]) -> dict[str, str | tuple[str, ...]]:
-    """Options of conch serve by name; one that was given several times has all of its values."""
+    """Return options of conch serve by name; a repeated option has all of its values."""
     from conch.core.errors import invalid
 
     grouped: dict[str, tuple[str, ...]] = {}
@@ -166,7 +166,7 @@ def _show(deployed: Deployed) -> None:
 
 
 def ingress_urls(addresses: Mapping[str, tuple[str, int]]) -> list[str]:
-    """Where an ingress listens: HTTP, gRPC, whatever else it was told to, and last its metrics."""
+    """Return the URLs of an ingress: HTTP, gRPC, its other ports, and last the metrics."""
     order = ("http", "grpc", *(kind for kind in addresses if kind not in ("http", "grpc", "metrics")), "metrics")
     urls = []
     for host, port, kind in ((*addresses[kind], kind) for kind in order if kind in addresses):

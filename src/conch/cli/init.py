@@ -1,4 +1,4 @@
-"""``conch init``: a new model that runs, with its test, to change into one's own.
+"""``conch init``: creates a working model, with a test, as a starting point.
 
 The templates are model repositories, in which ``NAME`` in a path and ``${name}`` in a file stand for the model's name.
 """
@@ -21,12 +21,12 @@ from conch.machine import extras
 from conch.repository.single import checkpoint_source
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
-#: Names that are files' and tests', on every system.
+#: Names that are valid for files and tests on every system.
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class ModelTemplate(NamedTuple):
-    """What a template is for, a request to its model, and the checkpoint that it serves unless another is named."""
+    """A template: its purpose, a request to its model, and the checkpoint that it serves by default."""
 
     help: str
     body: str
@@ -85,8 +85,7 @@ def init_command(name: str, template: str, model_repository: Path, checkpoint: s
 def write(name: str, template: str, repository: Path, checkpoint: str = "") -> list[Path]:
     """Write the template's models into ``repository``; returns the files.
 
-    Raises INVALID_ARG for a name that is none and where nothing can be written, ALREADY_EXISTS when one of the models'
-    directories is there.
+    Raises INVALID_ARG for an invalid name or an unwritable directory, ALREADY_EXISTS if a model's directory exists.
     """
     if not _NAME.fullmatch(name):
         raise invalid(
@@ -106,7 +105,7 @@ def write(name: str, template: str, repository: Path, checkpoint: str = "") -> l
 
 
 def next_commands(name: str, template: ModelTemplate, repository: Path) -> list[str]:
-    """The command lines that check, test, serve and ask the model, and install pytest where it is missing."""
+    """Return the commands that check, test, serve and query the model, and that install pytest if it is missing."""
     where = shlex.quote(str(repository))
     url = f"localhost:8000/v2/models/{name}/generate"
     ask = f"curl -N {url}_stream" if template.streams else f"curl {url}"
@@ -120,13 +119,13 @@ def next_commands(name: str, template: ModelTemplate, repository: Path) -> list[
 
 
 def _rendered(name: str, template: str, checkpoint: str) -> Iterator[tuple[Path, str]]:
-    """The files of a template, by their paths in the repository."""
+    """Return the files of a template, by their paths in the repository."""
     served = checkpoint_source(checkpoint) if checkpoint else TEMPLATES[template].checkpoint
     values = {"name": name, "model": json.dumps(served, ensure_ascii=False)[1:-1]}
     root = _TEMPLATES / template
     for source in sorted(path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         directory, *inside = source.relative_to(root).parts
-        # A module's name has no dots and dashes.
+        # Module names cannot contain dots or dashes.
         inside[-1] = inside[-1].replace("NAME", re.sub(r"\W", "_", name))
         path = Path(directory.replace("NAME", name), *inside)
         yield path, Template(source.read_text(encoding="utf-8")).safe_substitute(values)

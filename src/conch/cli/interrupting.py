@@ -1,4 +1,4 @@
-"""What ends a command that has something to put away: Ctrl+C, and signals that say the same."""
+"""Handles signals that interrupt a command like Ctrl+C, so that it can clean up."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-#: What ``kill``, ``timeout`` and a closed terminal send.
+#: Sent by ``kill``, ``timeout`` and a closed terminal.
 _ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def ended_as_by_ctrl_c() -> Iterator[None]:
-    """Within it, SIGTERM and SIGHUP raise KeyboardInterrupt; one that is ignored, as under ``nohup``, stays so."""
+    """Raise KeyboardInterrupt for SIGTERM and SIGHUP in a context; ignored signals, as under ``nohup``, remain
+    ignored."""
     before = {number: signal.getsignal(number) for number in _ENDINGS}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:

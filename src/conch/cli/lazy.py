@@ -1,4 +1,4 @@
-"""A group of commands that are imported when they are asked for, so that its help starts at once."""
+"""A group of commands that are imported on use, so that its help is fast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conch.cli.suggest import unknown_command
 
 
 class LazyGroup(click.Group):
-    """A group with a table: of each command, where it is (module, attribute) and its line in the help."""
+    """A group with a table of commands: the location (module and attribute) and the help line of each."""
 
     def __init__(self, *arguments: Any, table: Mapping[str, tuple[str, str, str]], **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -37,7 +37,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(context, arguments)
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        # From the table: click's own would import every command for its line of help.
+        # From the table: click would import every command for its help line.
         items = [
             CompletionItem(name, help=help) for name, (_, _, help) in self.table.items() if name.startswith(incomplete)
         ]

@@ -64,7 +64,7 @@ def command_of(
 
 
 def click_option(option: Option) -> click.Option:
-    """Return the parameter of click for an option. One with a reader of its own gets texts, and no default."""
+    """Return the parameter of click for an option. An option with its own reader gets texts and no default."""
     declared: dict[str, Any] = {"help": option.description}
     if option.switch:
         declared |= {"is_flag": True, "default": bool(option.default)}
@@ -83,7 +83,7 @@ def click_option(option: Option) -> click.Option:
 def hidden_option(
     flag: str, refuse: Callable[[click.Context, click.Parameter, Any], None] | None = None
 ) -> click.Option:
-    """Return the parameter for a flag of another program, whose value may be left out; ``refuse`` raises an error."""
+    """Return the parameter for a flag of another program, whose value is optional; ``refuse`` raises an error."""
     name = flag.strip("-").replace("-", "_")
     return click.Option(
         [name if refuse is None else f"_{name}", flag], hidden=True, is_flag=False, flag_value="true", callback=refuse,
@@ -111,7 +111,7 @@ def _help_all(context: click.Context, parameter: click.Parameter, requested: boo
 
 
 class FiniteRange(click.FloatRange):
-    """A finite number of a range."""
+    """A finite number in a range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)

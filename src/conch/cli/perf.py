@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _TRACE: Final = "tracing is set at the server: curl SERVER/v2/trace/setting -d '{…}'"
 _IN_PROCESS: Final = "conch perf has no in-process server: start a server and pass its address with -u"
 _PERIODIC: Final = "levels are measured one after the other: use --concurrency-range start:end:step"
-#: perf_analyzer's flags that are not taken, and what to do instead.
+#: Unsupported flags of perf_analyzer, with the alternatives.
 REFUSED: Final[Mapping[str, str]] = {
     "--model-signature-name": "it is for TensorFlow Serving, whose protocol is not supported",
     "--triton-server-directory": _IN_PROCESS,
@@ -65,7 +65,7 @@ def _check_kind(context: click.Context, option: click.Parameter, value: str | No
 def perf(options: PerfOptions) -> int:
     """Send requests to a model, and show how many it answers and how long they take.
 
-    Measures in windows until three in a row agree.  Latency is from the moment at which a request should have started.
+    Measures in windows until three in a row agree. Latency is from the moment at which a request should have started.
     """
     from conch.cli.perf_against import Against, run_against
     from conch.cli.perf_plan import plan_of
@@ -81,7 +81,7 @@ def perf(options: PerfOptions) -> int:
     plan, prefix = plan_of(options)
     console = terminal.console()
     files = OutputFiles(options.csv, options.json_file, options.jsonl, options.html, options.verbose_csv)
-    # What is registered with a server is unregistered, however this ends.
+    # Shared memory is unregistered from the server in any case.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if other := Against(options.against, options.against_model, options.rounds):
         if options.breaks_down:

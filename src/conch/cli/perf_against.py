@@ -1,4 +1,4 @@
-"""``conch perf --against``: two servers or two models in alternation."""
+"""``conch perf --against``: compares two servers or two models alternately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """The flags: the other server, the other model (empty for the same), how many rounds."""
+    """The flags: the other server, the other model (empty for the same), and the number of rounds."""
 
     url: str
     model: str
@@ -27,7 +27,7 @@ class Against:
         return bool(self.url or self.model)
 
     def plan(self, plan: PerfPlan, prefix: str) -> tuple[PerfPlan, str]:
-        """The plan of the other side, and the path before its paths; all else is as for the first one."""
+        """Return the plan of the other side, and its path prefix; everything else is as for the first side."""
         from conch.core.errors import invalid
         from conch.measure.perf.plan import read_address
 
@@ -86,7 +86,7 @@ def run_against(
 def _writers(
     json_file: Path | None, html: Path | None, a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]
 ) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """What writes each file; nothing without a level."""
+    """Return the writer of each file; empty without levels."""
     import sys
 
     from conch.measure.perf.report.comparison import comparison_json, comparison_report

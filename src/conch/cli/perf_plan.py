@@ -1,4 +1,4 @@
-"""From the flags of ``conch perf`` to its plan."""
+"""Makes a plan from the flags of ``conch perf``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conch.measure.texts.shapes import parse_mix
 
 
 def plan_of(options: PerfOptions) -> tuple[PerfPlan, str]:
-    """The plan that the flags mean, and the path before all paths.  Raises INVALID_ARG for what contradicts itself."""
+    """Return the plan for the flags, and the path prefix. Raises INVALID_ARG for contradictory flags."""
     loads = (options.concurrency_range, options.request_rate_range, options.request_intervals)
     if sum(load is not None for load in loads) > 1:
         raise invalid("--concurrency-range, --request-rate-range and --request-intervals exclude one another")
@@ -80,7 +80,7 @@ def plan_of(options: PerfOptions) -> tuple[PerfPlan, str]:
 
 
 def _check_texts(texts: Sequence[tuple[str, str]]) -> None:
-    """Raise INVALID_ARG for what a shell passed and no protocol can carry."""
+    """Raise INVALID_ARG for texts that no protocol can transmit."""
     for flag, text in texts:
         try:
             text.encode()
@@ -96,7 +96,7 @@ def _rates(text: str | None, intervals: Sequence[int]) -> Levels | None:
 
 
 def _intervals(file: Path) -> list[int]:
-    """The distances in a file (ns)."""
+    """Return the intervals in a file (ns)."""
     intervals = []
     for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         if not line.strip():
@@ -133,7 +133,7 @@ def _with_tls(address: Address, options: PerfOptions) -> Address:
 
 
 def _sequences(options: PerfOptions) -> SequenceOptions | None:
-    """How sequences are, None where no flag speaks of them: stateful models get the usual ones."""
+    """Return the sequence options; None without such flags, in which case stateful models get the defaults."""
     length, ids, number = options.sequence_length, options.sequence_id_range, options.num_of_sequences
     if length is None and ids is None and number is None:
         return None
@@ -142,7 +142,7 @@ def _sequences(options: PerfOptions) -> SequenceOptions | None:
 
 
 def _models(text: str) -> dict[str, str]:
-    """Names and versions in ``a:3,b``."""
+    """Parse names and versions in ``a:3,b``."""
     versions = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, version = part.partition(":")
@@ -171,7 +171,7 @@ _TYPES: Final[Mapping[str, Callable[[str], Any]]] = {
 
 
 def _parameter(text: str) -> tuple[str, Any]:
-    """``name:value:type``, or ``name:value`` with JSON or else a text for the value."""
+    """Parse ``name:value:type``, or ``name:value`` with a value in JSON or, failing that, a text."""
     name, value = _pair("--request-parameter", text)
     plain, _, kind = value.rpartition(":")
     if kind in _TYPES and plain:

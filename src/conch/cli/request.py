@@ -61,9 +61,9 @@ def request_command(
 def body(
     model: str, inputs: Sequence[Input], texts: Sequence[str], named: Mapping[str, Sequence[str]]
 ) -> tuple[bytes, bytes]:
-    """The JSON and the binary data of a request; ``texts`` go to the first input that ``named`` leaves open.
+    """Return the JSON and the binary data of a request; ``texts`` go to the first input that is not in ``named``.
 
-    Raises INVALID_ARG for an input without texts, or with more than its shape takes.
+    Raises INVALID_ARG for an input without texts, or with too many for its shape.
     """
     texts_of = dict(named)
     known = [tensor.name for tensor in inputs]
@@ -95,7 +95,7 @@ def body(
 
 
 def shape_of(tensor: Input, count: int) -> list[int]:
-    """The shape of ``count`` texts: the first dimension that varies takes them all."""
+    """Return the shape of ``count`` texts, all in the first variable dimension."""
     shape = list(tensor.shape)
     if -1 in shape:
         shape[shape.index(-1)] = count
@@ -119,7 +119,7 @@ def _named(pairs: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _read(repository: Path, model: str) -> list[Input]:
-    """The inputs in the model's configuration.  Raises NOT_FOUND without a file, INVALID_ARG where it has no inputs."""
+    """Return the inputs in the model's configuration. Raises NOT_FOUND without a file, INVALID_ARG without inputs."""
     path = repository / model / "config.pbtxt"
     try:
         config = parse(path.read_text(encoding="utf-8"), str(path))
@@ -133,7 +133,7 @@ def _read(repository: Path, model: str) -> list[Input]:
 
 
 def _ask(url: str, model: str) -> list[Input]:
-    """The inputs of the model by a running server.  Raises UNAVAILABLE where it does not answer."""
+    """Return the inputs of the model on a running server. Raises UNAVAILABLE if it does not respond."""
     address = f"{url.rstrip('/')}/v2/models/{model}"
     if not address.startswith(("http://", "https://")):
         raise invalid(f"--url '{url}' must begin with http:// or https://")

@@ -43,7 +43,7 @@ def serve(arguments: tuple[str, ...], **options: Any) -> int:
 
 
 def _settings(texts: Mapping[str, Sequence[str]]) -> Settings:
-    """The settings for the flags given; says which of them are deprecated."""
+    """Return the settings for the given flags; warns of deprecated flags."""
     settings = parse(texts)
     for flag, older in RENAMED.items():
         if older.warning and flag in texts:
@@ -52,13 +52,14 @@ def _settings(texts: Mapping[str, Sequence[str]]) -> Settings:
 
 
 def _faults(settings: Settings, error: ConchError) -> list[str]:
-    """What ``conch check`` says of the models that could not be loaded, which is more than Triton's errors say."""
+    """Return the findings of ``conch check`` for models that failed to load; they are more detailed than Triton's
+    errors."""
     from conch.library.app import LoadFailed
     from conch.repository.backends import BackendDirectories
     from conch.repository.checks.repository import check
     from conch.repository.stores.urls import is_url
 
-    # Models in stores would be downloaded for this with all of their versions.
+    # Otherwise models in stores would be downloaded with all of their versions.
     roots = [Path(path) for path in settings.model_repository if not is_url(path)]
     if not isinstance(error, LoadFailed) or not roots:
         return []
@@ -88,7 +89,7 @@ def _serve_one(model: str, of_model: dict[str, Any], texts: Mapping[str, Sequenc
 
 
 def _not_on_the_hub(model: str, error: ConchError) -> list[str]:
-    """That ``model`` is no folder either, where it was looked for on the Hub."""
+    """Return a hint that ``model`` is not a folder either, if it was looked up on the Hub."""
     from conch.repository.single import hub_hint
 
     hint = hub_hint(model) if "Hub" in error.message else ""
@@ -99,7 +100,7 @@ def _renamed(flag: str) -> click.Option:
     """Return the parameter for an older name of an option."""
     target, template, _ = RENAMED[flag]
     option = OPTIONS[target]
-    # The values of an older name are other ones, unless it is only another name.
+    # The values of an older name differ, unless it is only an alias.
     values = Values() if template != "{}" else Values(known=("true", "false")) if option.switch else option.values
     name = flag.replace("-", "_")
     return click_option(replace(option, name=name, flags=(f"--{flag}",), values=values, switch=False))

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-#: What shells say of a program that Ctrl+C has ended.
+#: The status that shells report for a program ended by Ctrl+C.
 INTERRUPTED: Final = 130

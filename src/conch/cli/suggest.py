@@ -1,4 +1,4 @@
-"""What was probably meant by a command or a flag that there is not.  Called where a command line is refused."""
+"""Suggests a similar name for an unknown command or flag. Called when a command line is refused."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import click
 
 from conch.core.errors import did_you_mean
 
-#: What other programs call a command.
+#: The names of commands in other programs.
 _OTHER_NAMES: Final = {
     **dict.fromkeys(("start", "run", "server", "tritonserver", "up"), "serve"),
     **dict.fromkeys(("validate", "lint", "verify"), "check"),
     **dict.fromkeys(("export", "quantize", "quantise", "optimize", "optimise"), "convert"),
 }
 
-#: What other servers call an option.
+#: The names of options in other servers.
 _OTHER_OPTIONS: Final = {"--port": "--http-port", "--host": "--http-address"}
 
 
 def unknown_command(name: str, commands: Collection[str]) -> str:
-    """The message for a command that there is not; a model in its place is answered with ``conch serve``."""
+    """Return the message for an unknown command; suggests ``conch serve`` if it is a model."""
     if "/" in name or Path(name).exists():
         return f"'{name}' is no command; did you mean 'conch serve {name}'?"
     known = {command: command for command in commands} | _OTHER_NAMES
@@ -36,9 +36,9 @@ def unknown_option(
     command: click.Command,
     others: Mapping[str, click.Command],
 ) -> str:
-    """The message for an option that ``command`` has not.
+    """Return the message for an option that ``command`` does not have.
 
-    ``parsed`` is the option as the parser read it from ``arguments``; ``others`` are the commands that may have it.
+    ``parsed`` is the option as parsed from ``arguments``; ``others`` are the commands that may have it.
     """
     option = _as_written(parsed, arguments)
     message = f"unrecognized option '{option}'"
@@ -55,7 +55,7 @@ def unknown_option(
 
 
 def _as_written(option: str, arguments: Sequence[str]) -> str:
-    """The option with all its letters: of ``-model-repository`` a parser reads ``-m``."""
+    """Return the whole option: of ``-model-repository``, a parser reads only ``-m``."""
     if not option.startswith("--"):
         for argument in arguments:
             if argument.startswith(option) and len(argument) > 2 and not argument.startswith("--"):
@@ -64,7 +64,7 @@ def _as_written(option: str, arguments: Sequence[str]) -> str:
 
 
 def _spelt(option: str) -> str:
-    """The option as flags are spelt here: two dashes, small letters, dashes for underscores."""
+    """Return the option in the spelling of flags: two dashes, lower case, dashes instead of underscores."""
     return "--" + option.lstrip("-").lower().replace("_", "-")
 
 
@@ -80,6 +80,6 @@ def _flags(command: click.Command) -> list[str]:
 
 
 def _longer(flag: str, known: Collection[str]) -> str:
-    """The one of the flags that ``flag`` is the beginning of; empty where it begins none or several."""
+    """Return the only flag that begins with ``flag``; empty if none or several do."""
     matches = [candidate for candidate in known if candidate.startswith(flag)] if flag.strip("-") else []
     return matches[0] if len(matches) == 1 else ""

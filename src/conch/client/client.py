@@ -42,7 +42,7 @@ class Client(InferenceService):
         self._signatures: dict[tuple[str, int], tuple[ModelSignature, float]] = {}
 
     def close(self) -> None:
-        """Close the connections.  Closing again does nothing."""
+        """Close the connections. Closing again does nothing."""
         self._transport.close()
 
     def __enter__(self) -> Self:

@@ -43,7 +43,7 @@ class TlsFiles(NamedTuple):
     key: str = ""
 
     def context(self, *, verified: bool = True, named: bool = True) -> ssl.SSLContext:
-        """Return a client's TLS context.  Raises INVALID_ARG for unusable files.
+        """Return a client's TLS context. Raises INVALID_ARG for unusable files.
 
         ``verified`` is whether the server's certificate is checked, ``named`` whether it must match the host.
         """
@@ -62,7 +62,7 @@ class TlsFiles(NamedTuple):
         return context
 
     def contents(self) -> TlsContents:
-        """Read the files.  Raises INVALID_ARG for unusable files, which the gRPC library does not report."""
+        """Read the files. Raises INVALID_ARG for unusable files, which the gRPC library does not report."""
         context = self.context()
         names = (self.authorities, self.key if self.certificate else "", self.certificate)
         authorities, key, certificate = (Path(name).read_bytes() if name else None for name in names)
@@ -97,14 +97,14 @@ class BlockingConnection:
         return bool(poll.poll(0))
 
     def send(self, parts: Sequence[Buffer], deadline: Deadline = NO_DEADLINE) -> None:
-        """Send a request; ``deadline`` is also that of its response.  Raises OSError."""
+        """Send a request; ``deadline`` is also that of its response. Raises OSError."""
         self._deadline = deadline
         self.reader.begin()
         self._socket.settimeout(deadline.left())
         self._socket.sendall(b"".join(parts))
 
     def receive(self) -> None:
-        """Pass the next bytes to the reader.  Raises OSError and HttpFault."""
+        """Pass the next bytes to the reader. Raises OSError and HttpFault."""
         self._socket.settimeout(self._deadline.left())
         data = self._socket.recv(_BODY_READ_SIZE if b"content-length" in self.reader.headers else _READ_SIZE)
         if data:
@@ -113,7 +113,7 @@ class BlockingConnection:
             self.reader.end()
 
     def response(self) -> HttpResponse:
-        """Return the response when it is complete.  Raises OSError and HttpFault."""
+        """Return the response when it is complete. Raises OSError and HttpFault."""
         while not self.reader.complete:
             self.receive()
         return self.reader.response()
@@ -127,7 +127,7 @@ class BlockingConnection:
 
 
 def _connected(host: str, port: int, deadline: Deadline) -> socket:
-    """Connect to the first address of the host that accepts.  Raises OSError."""
+    """Connect to the first address of the host that accepts. Raises OSError."""
     failed: OSError | None = None
     for *_, address in getaddrinfo(host, port, type=SOCK_STREAM):
         try:

@@ -25,7 +25,7 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout: float | None) -> Self:
-        """The deadline of a call that begins now.  Raises INVALID_ARG unless ``timeout`` is positive or None."""
+        """The deadline of a call that begins now. Raises INVALID_ARG unless ``timeout`` is positive or None."""
         if timeout is None:
             return cls(None, None)
         if not timeout > 0:
@@ -33,7 +33,7 @@ class Deadline:
         return cls(timeout, monotonic() + timeout)
 
     def left(self) -> float | None:
-        """The seconds left; None for no limit.  Raises TimeoutError after the deadline."""
+        """The seconds left; None for no limit. Raises TimeoutError after the deadline."""
         if self.at is None:
             return None
         left = self.at - monotonic()

@@ -128,7 +128,7 @@ class EventStream(ResultStream):
             self.close()
 
     def _read_line(self) -> bytes:
-        """Return the next line with its end, nothing after the last line.  Raises OSError and HttpFault."""
+        """Return the next line with its end, nothing after the last line. Raises OSError and HttpFault."""
         reader = self._connection.reader
         self._unread += reader.take_body()
         while b"\n" not in self._unread and not reader.complete:
@@ -323,7 +323,7 @@ class HttpTransport:
                 raise
             except (OSError, HttpFault):
                 connection.close()
-                # A server may close an idle connection at any time.  If sending fails, the server has not received the
+                # A server may close an idle connection at any time. If sending fails, the server has not received the
                 # whole request and cannot act on it.
                 if not used or (sent and method != "GET" and path != _INDEX):
                     raise
@@ -392,7 +392,7 @@ def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, byt
 
 
 def _fixed_headers(host: str, port: int, tls: ssl.SSLContext | None) -> dict[str, str]:
-    """Return the headers of every request to a server.  Raises INVALID_ARG for an impossible name."""
+    """Return the headers of every request to a server. Raises INVALID_ARG for an impossible name."""
     try:
         name = host if host.isascii() else host.encode("idna").decode()
     except UnicodeError:

@@ -31,8 +31,8 @@ Progress = Callable[[str], None]
 class Conversion(ABC, Generic[Network, Outputs]):
     """One conversion: its plan, and the steps that differ between kinds of models.
 
-    ``Network`` is an opened variant and ``Outputs`` its outputs for all samples.  Variants are built in ``folder``.
-    ``engines``, ``precisions`` and ``shapes`` are built and measured.  ``sample_count`` texts are compared;
+    ``Network`` is an opened variant and ``Outputs`` its outputs for all samples. Variants are built in ``folder``.
+    ``engines``, ``precisions`` and ``shapes`` are built and measured. ``sample_count`` texts are compared;
     ``compared_on`` describes them in the log.
     """
 
@@ -88,7 +88,7 @@ class Conversion(ABC, Generic[Network, Outputs]):
 
     @abstractmethod
     def evaluate(self, variant: BuiltVariant) -> tuple[Network, Outputs]:
-        """Open a variant and run the samples through it.  Exceptions of libraries are not caught."""
+        """Open a variant and run the samples through it. Exceptions of libraries are not caught."""
 
     @abstractmethod
     def compare(
@@ -103,7 +103,7 @@ class Conversion(ABC, Generic[Network, Outputs]):
     def compare_pair(self, first: BuiltVariant, second: BuiltVariant) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """Compare the outputs of two variants that may serve together.
 
-        Returns figures, and the reasons why they must not, one sentence per missed bound.  Called if
+        Returns figures, and the reasons why they must not, one sentence per missed bound. Called if
         ``serves_by_shape``.
         """
         raise NotImplementedError
@@ -148,7 +148,7 @@ MOST_CHARACTERS: Final = 240
 def kept(measure: str, differences: Array, by_text: Sequence[float], describe: Callable[[int], Contrast]) -> Contrasts:
     """Return the contrasts for a report.
 
-    ``differences`` are of texts or of tokens, ``by_text`` of texts.  ``describe`` formats a text by index; texts
+    ``differences`` are of texts or of tokens, ``by_text`` of texts. ``describe`` formats a text by index; texts
     without a difference are omitted.
     """
     order = sorted(range(len(by_text)), key=lambda index: -by_text[index])

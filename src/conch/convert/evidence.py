@@ -42,7 +42,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 def paired(gained: int, lost: int, count: int) -> tuple[float, float]:
     """Return the interval of the difference between two shares of the same ``count`` samples.
 
-    ``gained`` samples count only for the second share, and ``lost`` only for the first.  The width is positive even if
+    ``gained`` samples count only for the second share, and ``lost`` only for the first. The width is positive even if
     no sample differs.
 
     Source: Bonett and Price, Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based on Paired
@@ -79,7 +79,7 @@ def _correlation(x: Array, y: Array) -> float:
     return float((x * y).sum()) / lengths if lengths else float(not x.any() and not y.any())
 
 
-#: The minimum number of samples for judging precisions below fp32.  If 35 samples all agree, Wilson's interval begins
+#: The minimum number of samples for judging precisions below fp32. If 35 samples all agree, Wilson's interval begins
 #: at 0.90; with fewer, twice the allowed loss of int8 cannot be ruled out.
 MIN_SAMPLES: Final = 35
 #: The same for language models (tokens of compared texts), because their figures are means over tokens.
@@ -121,7 +121,7 @@ def few_tokens(count: int) -> list[str]:
 def chance(labels: Sequence[int], reference: Sequence[int], names: Sequence[str]) -> list[str]:
     """Return a warning if the reference is not better than always giving the most frequent label.
 
-    ``labels`` are the correct ones, ``reference`` the reference's.  It is better if the whole 95 % interval of its
+    ``labels`` are the correct ones, ``reference`` the reference's. It is better if the whole 95 % interval of its
     accuracy is above that label's share.
     """
     label, frequent = Counter(labels).most_common(1)[0]

@@ -1,6 +1,6 @@
 """Measures the size of a variant on disk, and the memory of a process that runs only this variant.
 
-All variants of an encoder share the process of ``conch convert``, where memory cannot be attributed.  So each is opened
+All variants of an encoder share the process of ``conch convert``, where memory cannot be attributed. So each is opened
 in its own process of this module, which runs it once at the largest shape and reports the resident memory.
 """
 
@@ -22,7 +22,7 @@ import psutil
 #: The timeout of a process (s).
 _TIMEOUT: Final = 300
 
-#: Opens a variant and runs it; the returned object stays in memory.  Must be picklable.
+#: Opens a variant and runs it; the returned object stays in memory. Must be picklable.
 Opening = Callable[[], object]
 
 

@@ -109,8 +109,8 @@ _MASKED: Final = np.float32(-1e9)
 def standalone(source: Path, target: Path, *, plan: PoolingPlan | None, pairs: bool) -> None:
     """Write ``source`` to ``target`` for clients that send ``input_ids`` and ``attention_mask``.
 
-    Unless texts come in ``pairs``, ``token_type_ids`` become zeros inside the graph.  With a ``plan`` the only output
-    is ``embedding`` FP32 ``[sequences, dimension]``.  Raises UNSUPPORTED for pooling that needs more than a few nodes.
+    Unless texts come in ``pairs``, ``token_type_ids`` become zeros inside the graph. With a ``plan`` the only output
+    is ``embedding`` FP32 ``[sequences, dimension]``. Raises UNSUPPORTED for pooling that needs more than a few nodes.
     """
     import onnx
 
@@ -260,7 +260,7 @@ class EnsembleModels:
     ) -> Path:
         """Write all three models below ``folder``; returns the edited graph.
 
-        ``graph`` is the ONNX file followed by the files beside it.  Texts are padded with ``pad_id``, and lowercased
+        ``graph`` is the ONNX file followed by the files beside it. Texts are padded with ``pad_id``, and lowercased
         before tokenization if ``lower``.
         """
         version, tokenizer = folder / self.model / "1", folder / self.tokenize / "1"

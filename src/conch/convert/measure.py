@@ -1,6 +1,6 @@
 """Measures the latency of networks alternately at several shapes, so that slowdowns affect all of them.
 
-Used in the process of ``conch convert``.  Clocks are parameters, for tests.
+Used in the process of ``conch convert``. Clocks are parameters, for tests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conch.checkpoints.manifest import Latency
 from conch.machine.processes import Interference
 from conch.measure.texts.shapes import Shape
 
-#: The time per network in a round (s), and the maximum number of runs in it.  The first run is not counted, because
+#: The time per network in a round (s), and the maximum number of runs in it. The first run is not counted, because
 #: threads of the previous network may still spin, and caches contain its weights.
 TURN_SECONDS: Final = 0.05
 MAX_RUNS_PER_TURN: Final = 20
@@ -61,7 +61,7 @@ class _Measured:
 
 
 class _Rounds:
-    """All networks at one shape.  Each is measured once per round; every round begins with the next network."""
+    """All networks at one shape. Each is measured once per round; every round begins with the next network."""
 
     def __init__(self, shape: Shape, runs: Mapping[str, Run]) -> None:
         self.shape = shape
@@ -113,9 +113,9 @@ def measure(
 ) -> dict[str, list[Latency]]:
     """Return the latencies of each network at each shape, measured in about ``seconds`` in total.
 
-    ``others`` returns the interference since its last call.  Disturbed rounds are repeated while time remains; if too
-    few quiet ones result, their figures are included and marked as busy.  Every network runs at every shape at least
-    twice, regardless of the time.  Exceptions of a network are not caught.
+    ``others`` returns the interference since its last call. Disturbed rounds are repeated while time remains; if too
+    few quiet ones result, their figures are included and marked as busy. Every network runs at every shape at least
+    twice, regardless of the time. Exceptions of a network are not caught.
     """
     start = clock()
     shapes = [_Rounds(shape, of_shape) for shape, of_shape in runs.items() if of_shape]
@@ -153,7 +153,7 @@ def _fill(
 def _deadlines(shapes: Sequence[_Rounds], now: float, end: float) -> list[float]:
     """Return when the rounds of each shape end.
 
-    Each shape gets ``MIN_ROUNDS`` if time permits.  The rest is divided by the square root of a shape's tokens, because
+    Each shape gets ``MIN_ROUNDS`` if time permits. The rest is divided by the square root of a shape's tokens, because
     small shapes vary more and large ones cost more.
     """
     seconds = max(0.0, end - now)

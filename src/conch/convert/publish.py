@@ -1,6 +1,6 @@
 """Publishes model directories atomically: written under a hidden name, then renamed.
 
-conch and NVIDIA's server skip names that begin with a dot.  A killed conversion leaves its hidden folder; the next
+conch and NVIDIA's server skip names that begin with a dot. A killed conversion leaves its hidden folder; the next
 conversion removes it, because no process holds its lock.
 """
 
@@ -31,7 +31,7 @@ _UNPUBLISHED: Final = "unpublished"
 def workspace(repository: Path) -> Iterator[Path]:
     """Yield a hidden folder in ``repository``, which is created if necessary; removes leftovers of killed conversions.
 
-    The folder is removed at the end.  Raises INVALID_ARG if the repository is not writable.
+    The folder is removed at the end. Raises INVALID_ARG if the repository is not writable.
     """
     try:
         repository.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def require_free(repository: Path, names: Sequence[str], overwrite: bool) -> Non
 def publish(built: Path, work: Path, repository: Path, names: Sequence[str], overwrite: bool) -> None:
     """Move the folders ``names`` from ``built``, inside the workspace ``work``, to ``repository``: all or none.
 
-    Replaced folders are first moved to the workspace, and removed with it once all new folders are in place.  If a move
+    Replaced folders are first moved to the workspace, and removed with it once all new folders are in place. If a move
     fails, or this process dies in between, :func:`workspace` or its next call restores everything.
 
     Raises INVALID_ARG, naming the folder, if one cannot be moved.
@@ -94,7 +94,7 @@ def publish(built: Path, work: Path, repository: Path, names: Sequence[str], ove
 def _remove(folder: Path, repository: Path) -> None:
     """Remove a workspace.
 
-    If only some of its folders were published, takes these back and restores the replaced ones.  A folder that cannot
+    If only some of its folders were published, takes these back and restores the replaced ones. A folder that cannot
     be restored stays in the workspace.
     """
     unpublished, published = folder / _UNPUBLISHED, _read_record(folder)

@@ -50,7 +50,7 @@ from conch.measure.reports.text import markdown
 from conch.measure.texts.shapes import Mix, Shape
 
 # A variant gains at a shape if it is 1.1 times as fast as ``auto`` by the medians, the quartiles of the two do not
-# overlap, and neither figure is busy.  It is held if these gains make the expected requests 1.05 times as fast.
+# overlap, and neither figure is busy. It is held if these gains make the expected requests 1.05 times as fast.
 
 
 #: The minimum speed-up at a shape to count there, and overall for a variant to be held.
@@ -238,8 +238,8 @@ class ConvertedModel:
 def convert(plan: Plan, progress: Progress) -> ConvertedModel:
     """Run a conversion.
 
-    ``progress`` is called with each step.  Raises UNSUPPORTED for missing packages, ALREADY_EXISTS for an existing
-    model, INVALID_ARG if no variant passes (with the reasons), and the errors of reading the checkpoint.  A failure
+    ``progress`` is called with each step. Raises UNSUPPORTED for missing packages, ALREADY_EXISTS for an existing
+    model, INVALID_ARG if no variant passes (with the reasons), and the errors of reading the checkpoint. A failure
     leaves nothing behind.
     """
     plan.check()

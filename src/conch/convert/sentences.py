@@ -66,8 +66,8 @@ def load(task: str, file: Path | None = None, *, mask: str = "") -> list[TextSam
 def split(samples: Sequence[TextSample]) -> tuple[list[TextSample], list[TextSample]]:
     """Split samples into those for calibrating a quantized network and those for comparing it.
 
-    A third is for calibration.  No group is in both parts, because a network would otherwise be judged on texts that it
-    was fitted to.  Too few samples to split are used for both.
+    A third is for calibration. No group is in both parts, because a network would otherwise be judged on texts that it
+    was fitted to. Too few samples to split are used for both.
     """
     grouped = any(sample.group for sample in samples)
     fitted: list[TextSample] = []

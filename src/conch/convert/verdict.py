@@ -85,8 +85,8 @@ REFERENCE: Final = "torch-fp32"
 class BuiltVariant:
     """A built variant: ``path`` is its graph, None for torch, which reads the checkpoint itself.
 
-    Two variants may share a file (OpenVINO computes one IR in fp32 or bf16).  ``more`` are further files besides the
-    graph and its weights.  ``made_from`` is the variant that this one was made from; if that is refused, so is this
+    Two variants may share a file (OpenVINO computes one IR in fp32 or bf16). ``more`` are further files besides the
+    graph and its weights. ``made_from`` is the variant that this one was made from; if that is refused, so is this
     one.
     """
 
@@ -133,8 +133,8 @@ def choose(
 ) -> Manifest:
     """Return the manifest with ``auto``, the fastest variant on ``engines`` that may serve.
 
-    Speed is that for the requests of ``mix``, or without it the mean over all measured shapes.  ``force`` accepts
-    refused variants that ran.  Raises INVALID_ARG, with the reasons and the ``advice``, if there is none.
+    Speed is that for the requests of ``mix``, or without it the mean over all measured shapes. ``force`` accepts
+    refused variants that ran. Raises INVALID_ARG, with the reasons and the ``advice``, if there is none.
     """
     reference = next(variant for variant in manifest.variants if variant.name == REFERENCE)
     variants = tuple(_forced(variant) if force else variant for variant in manifest.variants)

@@ -1,6 +1,6 @@
 """Reproducible archives of a repository: the same files always give the same bytes.
 
-Names are sorted, and times and owners are fixed.  Files of any size are streamed.
+Names are sorted, and times and owners are fixed. Files of any size are streamed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COPIED_AT_ONCE: Final = 1 << 20
 def write_zip(path: Path, contents: Contents, below: str) -> None:
     """Write a zip archive with the repository in its folder ``below``.
 
-    Nothing is compressed: weights hardly shrink, and compression would take most of the time.  Raises INVALID_ARG for
+    Nothing is compressed: weights hardly shrink, and compression would take most of the time. Raises INVALID_ARG for
     an unreadable file or one whose size has changed, OSError if writing fails.
     """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
@@ -65,7 +65,7 @@ def write_tar_gz(path: Path, contents: Contents) -> None:
 
 
 def copy(folder: Path, contents: Contents) -> None:
-    """Copy the repository's files to ``folder``.  Empty folders get a file, because stores have no empty folders."""
+    """Copy the repository's files to ``folder``. Empty folders get a file, because stores have no empty folders."""
     for entry in contents.entries:
         target = folder / entry.name
         if entry.source is None:
@@ -95,7 +95,7 @@ def _zip_info(name: str, entry: Entry) -> zipfile.ZipInfo:
 
 
 def _opened(entry: Entry, source: Path) -> BinaryIO:
-    """Open an entry's file, or the text that replaces it.  Raises INVALID_ARG if it cannot be read."""
+    """Open an entry's file, or the text that replaces it. Raises INVALID_ARG if it cannot be read."""
     if entry.text is not None:
         return BytesIO(entry.text)
     try:

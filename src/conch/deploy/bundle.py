@@ -39,7 +39,7 @@ _PLACE: Final = re.compile(r"@\{(\w+)\}")
 
 
 def render(template: str, /, **values: object) -> str:
-    """Fill in the template ``template`` of ``templates/``.  Raises KeyError for a missing value."""
+    """Fill in the template ``template`` of ``templates/``. Raises KeyError for a missing value."""
     text = (files("conch.deploy") / "templates" / template).read_text(encoding="utf-8")
     return _PLACE.sub(lambda match: str(values[match[1]]), text)
 
@@ -159,7 +159,7 @@ def check_output(out: Path, repository: Path) -> None:
 def staged(out: Path, size: int = 0) -> Iterator[Path]:
     """Yield a new folder whose content is moved to ``out`` at the end; an exception removes it.
 
-    An existing ``out`` is not replaced: it may be a shell's current folder, a link or a volume.  Raises INVALID_ARG if
+    An existing ``out`` is not replaced: it may be a shell's current folder, a link or a volume. Raises INVALID_ARG if
     writing fails or if the disk has no room for ``size`` bytes.
     """
     exists = out.is_dir()
@@ -188,7 +188,7 @@ def _check_disk_space(folder: Path, size: int, out: Path) -> None:
 
 
 def _move_all(folder: Path, out: Path) -> None:
-    """Move the content of ``folder``, which is in ``out``, to ``out``.  Raises OSError if ``out`` has other entries."""
+    """Move the content of ``folder``, which is in ``out``, to ``out``. Raises OSError if ``out`` has other entries."""
     if any(path.name != folder.name for path in out.iterdir()):
         raise OSError(ENOTEMPTY, os.strerror(ENOTEMPTY))
     for path in list(folder.iterdir()):
@@ -206,7 +206,7 @@ _REPORTS: Final = ("report.md", "report.html")
 def only_serving(root: Path, packed: Contents, configs: Mapping[str, ModelConfig]) -> Contents:
     """Return the contents of the repository ``root`` without reports and variants that ``configs`` do not serve.
 
-    A model that may run on a GPU is unchanged, because it uses the checkpoint's own weights there.  So is a folder that
+    A model that may run on a GPU is unchanged, because it uses the checkpoint's own weights there. So is a folder that
     another model names as its checkpoint.
     """
     entries = {entry.name: entry for entry in packed.entries}
@@ -280,8 +280,8 @@ class Deployment:
 class Bundle:
     """How to write the artifact, and the files beside it by name; ``programs`` are the executable ones.
 
-    ``artifact`` is its name in the output.  ``pack`` is called with its path and the contents of the repository, then
-    ``texts`` with its size (bytes).  ``run_locally`` runs the written files as the platform does.
+    ``artifact`` is its name in the output. ``pack`` is called with its path and the contents of the repository, then
+    ``texts`` with its size (bytes). ``run_locally`` runs the written files as the platform does.
     """
 
     texts: Callable[[int], Mapping[str, str]]
@@ -291,7 +291,7 @@ class Bundle:
     programs: frozenset[str] = frozenset()
 
 
-#: Plans the files of a deployment.  Raises INVALID_ARG for a deployment that the platform does not accept.
+#: Plans the files of a deployment. Raises INVALID_ARG for a deployment that the platform does not accept.
 Planner = Callable[[Deployment], Bundle]
 
 
@@ -300,7 +300,7 @@ def deployment(
 ) -> Deployment:
     """Plan the deployment of a repository, whose files the platform puts below ``mount``.
 
-    Empty texts get defaults.  With ``several``, requests name their model, and the first model is the example.  Raises
+    Empty texts get defaults. With ``several``, requests name their model, and the first model is the example. Raises
     INVALID_ARG for a name that some platform refuses, and as ``check_output``, ``needs`` and ``contents`` do.
     """
     if name and not _NAME.fullmatch(name):

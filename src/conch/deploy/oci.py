@@ -35,7 +35,7 @@ _COPIES: Final = 2
 
 
 def plan(deployment: Deployment) -> Bundle:
-    """Plan the files of a deployment.  Raises INVALID_ARG for a repository or a model's name too large for OCI."""
+    """Plan the files of a deployment. Raises INVALID_ARG for a repository or a model's name too large for OCI."""
     check_size(deployment.contents, LIMIT, "OCI's model catalog")
     variables, arguments = environment(deployment), command(deployment)
     _check_limits(variables, arguments)

@@ -42,7 +42,7 @@ _LEFT_OUT: Final = (".*", "__pycache__", "*.pyc", "*~", "*.tmp", "*.swp", "*.par
 class Entry:
     """A file of the repository: ``name`` is relative to its root with ``/`` as separator, ``size`` is in bytes.
 
-    ``source`` is None for an empty directory, such as an ensemble's version.  ``text`` replaces the content of the file
+    ``source`` is None for an empty directory, such as an ensemble's version. ``text`` replaces the content of the file
     in the artifact.
     """
 
@@ -69,7 +69,7 @@ class Contents:
 def contents(root: Path) -> Contents:
     """List the contents of ``root``.
 
-    A link to a file or a folder of the repository counts as a copy of it.  Raises INVALID_ARG for a link out of the
+    A link to a file or a folder of the repository counts as a copy of it. Raises INVALID_ARG for a link out of the
     repository, into itself or to nothing, for a name that is not UTF-8, and for unreadable files.
     """
     left_out: list[str] = []
@@ -147,8 +147,8 @@ class RepositoryRequirements:
     """The models of a repository with their configurations, its ensembles, and their requirements; all sorted.
 
     ``extras`` are conch's, ``packages`` are further packages for pip, and ``hub`` are the ids of checkpoints that the
-    server downloads from the Hugging Face Hub at startup.  ``writers`` are language models with the input
-    ``text_input``.  ``tasks`` are the tasks of checkpoints by model, if the files tell them.  ``lacking`` lists what
+    server downloads from the Hugging Face Hub at startup. ``writers`` are language models with the input
+    ``text_input``. ``tasks`` are the tasks of checkpoints by model, if the files tell them. ``lacking`` lists what
     this machine lacks to serve the models.
     """
 

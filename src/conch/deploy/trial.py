@@ -53,7 +53,7 @@ class LocalRun:
 
 
 #: Returns how a platform runs an artifact, from the folder with the written files, an empty folder for files that the
-#: platform unpacks, and a free port.  Raises OSError.
+#: platform unpacks, and a free port. Raises OSError.
 Runner = Callable[[Path, Path, int], LocalRun]
 
 
@@ -130,7 +130,7 @@ def _require_running(server: GuardedServer) -> None:
 
 
 def _send_request(port: int, path: str, body: bytes | None = None) -> tuple[int, str]:
-    """Return the status and the beginning of the response.  Raises UNAVAILABLE."""
+    """Return the status and the beginning of the response. Raises UNAVAILABLE."""
     status, content = fetch(f"http://{_HOST}:{port}{path}", ANSWER_SECONDS, body)
     text = content.decode("utf-8", "replace").strip()
     return status, text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

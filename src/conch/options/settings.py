@@ -68,34 +68,35 @@ class Settings:
         "", "Models", "Directory for copies of models from object stores; that of the user's cache by default."
     )
     model_control_mode: ControlMode = option(
-        "none", "Models", "Load all (none), as files change (poll), on request (explicit), or when used (on-demand).",
+        "none", "Models", "Load all models (none), changed models (poll), on request (explicit), or when used "
+        "(on-demand).",
         common=True,
     )
     load_model: tuple[Annotated[str, Values("models_to_load")], ...] = option(
         (), "Models", "Model to load at startup, * for all; repeatable.", common=True
     )
     model_load_overrides: LoadOverrides = option(
-        "files", "Models", "What a client may send with a load: files (which are executed), a configuration, "
+        "files", "Models", "What clients may send with a load: files (which are executed), a configuration, "
         "or only the name."
     )
-    repository_poll_secs: Count = option(15, "Models", "Seconds between two polls of the repository in poll mode.")
+    repository_poll_secs: Count = option(15, "Models", "Seconds between polls of the repository in poll mode.")
     model_config_name: Annotated[str, Values("configurations")] = option(
-        "", "Models", "Take configs/<name>.pbtxt of models that have it.", read=triton_values.not_empty
+        "", "Models", "Use configs/<name>.pbtxt for models that have this file.", read=triton_values.not_empty
     )
     disable_auto_complete_config: bool = option(
-        False, "Models", "Use configurations as written, complete nothing.", switch=True
+        False, "Models", "Use configurations as written; do not complete them.", switch=True
     )
-    model_load_thread_count: Count = option(4, "Models", "Models that load at the same time.")
-    model_load_retry_count: Number = option(0, "Models", "Further attempts to load a model that failed.")
+    model_load_thread_count: Count = option(4, "Models", "Number of models that load at the same time.")
+    model_load_retry_count: Number = option(0, "Models", "Number of retries of a failed load.")
     check_memory_on_load: bool = option(
         True, "Models", "Refuse to load models whose weights are larger than the available memory."
     )
-    model_namespacing: bool = option(False, "Models", "Allow one model name in several repositories.")
+    model_namespacing: bool = option(False, "Models", "Allow models with the same name in several repositories.")
     max_warmup_bytes: Count = option(128 << 20, "Models", "Maximum size of a warm-up sample, in bytes.")
     debug: str = option("", "Models", "Model whose only instance is connected to the terminal, so that "
                                       "breakpoint() works.")
     backend_directory: DirectoryName = option(
-        "", "Models", "Directory of Python-based backends, before the server's own."
+        "", "Models", "Directory of Python-based backends, searched before the server's own."
     )
     backend_config: tuple[Setting, ...] = option(
         (), "Models", "[<backend>,]<setting>=<value>; repeatable.", read=triton_values.setting("backend name")
@@ -105,170 +106,182 @@ class Settings:
         read=triton_values.setting("cache name", scope_needed=True),
     )
     rate_limit: RateLimit = option(
-        "off", "Models", "Let resources and priorities decide which instance runs next (execution_count), or not."
+        "off", "Models", "Choose the next instance by resources and priorities (execution_count), or not at all (off)."
     )
     rate_limit_resource: tuple[Resource, ...] = option(
         (), "Models", "<name>:<count>[:<device>] of a resource that instances share; repeatable.",
         read=triton_values.resource,
     )
 
-    max_loaded_models: Number = option(0, "Load on demand", "Models loaded at the same time; 0 for any number.")
+    max_loaded_models: Number = option(0, "Load on demand", "Maximum number of loaded models; 0 for no limit.")
     memory_budget: str = option(
         "80%", "Load on demand", "Memory for models: bytes, with a unit (8GiB), or a share of the machine's (50%).",
         read=triton_values.size,
     )
     min_loaded_secs: Number = option(
-        10, "Load on demand", "Seconds that a model in use keeps its place, at least as long as its load took."
+        10, "Load on demand", "Minimum seconds before a model in use is evicted; at least the duration of its load."
     )
-    load_wait_secs: Count = option(60, "Load on demand", "Seconds that a request waits for its model to be loaded.")
-    max_load_waiting: Count = option(10_000, "Load on demand", "Requests that may wait for models to be loaded.")
+    load_wait_secs: Count = option(60, "Load on demand", "Seconds that a request waits for its model to load.")
+    max_load_waiting: Count = option(
+        10_000, "Load on demand", "Maximum number of requests that wait for models to load."
+    )
     max_load_waiting_per_model: Count = option(1_000, "Load on demand", "Maximum number of these requests "
                                                                         "for one model.")
 
     id: str = option("triton", "Server", "Name of this server in its metadata.")
-    exit_timeout_secs: Number = option(30, "Server", "Seconds that a stopping server gives its requests.", common=True)
+    exit_timeout_secs: Number = option(
+        30, "Server", "Seconds for requests to complete when the server stops.", common=True
+    )
     exit_on_error: bool = option(True, "Server", "Exit when a model fails to load at startup.", common=True)
-    strict_readiness: bool = option(True, "Server", "Be ready only while every model is.")
+    strict_readiness: bool = option(True, "Server", "Report readiness only while all models are ready.")
     allow_client_shm: bool = option(False, "Server", "Let clients register shared memory regions.")
     # 10,000 small requests use about 50 MB, and wait a second at 10,000 requests per second; at 100 per second, the
     # last would wait longer than clients do.
-    max_pending_requests: Count = option(10_000, "Server", "Requests that may wait where a model sets no limit.")
+    max_pending_requests: Count = option(
+        10_000, "Server", "Maximum number of waiting requests of a model without its own limit."
+    )
     max_bytes_in_flight: Number = option(
         0, "Server", "Maximum bytes of requests and unread responses in memory; 0 for a quarter of the memory."
     )
     # Parsed JSON uses up to 24 times its size; JSON of floats a tenth of that.
-    offload_memory: Bytes = option(2 << 30, "Server", "Memory that decoding one large request may take, in bytes.")
+    offload_memory: Bytes = option(2 << 30, "Server", "Maximum memory for decoding one large request, in bytes.")
     offload_timeout_secs: Count = option(
-        60, "Server", "Seconds of processor time that decoding one large request may take."
+        60, "Server", "Maximum processor time for decoding one large request, in seconds."
     )
     max_connections: Number = option(
-        0, "Server", "Connections of all protocols together; 0 for as many as the limit of open files allows."
+        0, "Server", "Maximum connections of all protocols; 0 for as many as the limit of open files allows."
     )
-    head_timeout_secs: Number = option(30, "Server", "Seconds that the head of a request may take; 0 for any time.")
+    head_timeout_secs: Number = option(
+        30, "Server", "Timeout in seconds for receiving the head of a request; 0 for no limit."
+    )
     body_timeout_secs: Number = option(
-        60, "Server", "Seconds that its body may take, and one more for every 16 KiB; 0 for any time."
+        60, "Server", "Timeout in seconds for its body, plus one second per 16 KiB; 0 for no limit."
     )
     unread_timeout_secs: Number = option(
-        60, "Server", "Seconds that a client may leave a response unread, and one more for every 16 KiB; 0 "
+        60, "Server", "Timeout in seconds for a client to read a response, plus one second per 16 KiB; 0 "
                       "for no limit."
     )
     idle_timeout_secs: Number = option(
-        600, "Server", "Seconds that a connection may last on which nothing happens; 0 for any time."
+        600, "Server", "Timeout in seconds for an idle connection; 0 for no limit."
     )
 
     stopped_worker_secs: Number = option(
-        1, "Workers", "Seconds before a worker that a signal has stopped is replaced; 0 for never."
+        1, "Workers", "Seconds before a worker stopped by a signal is replaced; 0 for never."
     )
     silent_worker_secs: Number = option(
-        60, "Workers", "Seconds without heartbeat and processor time before a worker is replaced; 0 for never."
+        60, "Workers", "Seconds without a heartbeat or processor time before a worker is replaced; 0 for never."
     )
     execute_timeout_secs: Number = option(
-        3600, "Workers", "Seconds that one execution may take before its worker is replaced; 0 for any."
+        3600, "Workers", "Timeout in seconds for one execution; then its worker is replaced; 0 for no limit."
     )
     step_timeout_secs: Number = option(
-        300, "Workers", "Seconds that one step of a language model's engine may take; 0 for any."
+        300, "Workers", "Timeout in seconds for one step of a language model's engine; 0 for no limit."
     )
     load_idle_secs: Number = option(
-        600, "Workers", "Seconds that a model may load without computing or reading anything; 0 for any."
+        600, "Workers", "Timeout in seconds for a load that neither computes nor reads anything; 0 for no limit."
     )
-    load_timeout_secs: Number = option(0, "Workers", "Seconds that a model may load in all; 0 for any.")
+    load_timeout_secs: Number = option(0, "Workers", "Timeout in seconds for a load as a whole; 0 for no limit.")
     unload_timeout_secs: Number = option(
-        300, "Workers", "Seconds for the last requests of a model that is unloaded or replaced; 0 for any."
+        300, "Workers", "Timeout in seconds for the last requests of an unloaded or replaced model; 0 for no limit."
     )
-    finalize_timeout_secs: Number = option(10, "Workers", "Seconds that a worker may take to end, with its finalize.")
+    finalize_timeout_secs: Number = option(
+        10, "Workers", "Timeout in seconds for a worker to finalize its model and exit."
+    )
     worker_template_secs: Number = option(
-        60, "Workers", "Seconds to keep imported what a worker alone, or none, shares with others; 0 shares nothing."
+        60, "Workers", "Seconds to keep a worker template with fewer than two workers; 0 disables templates."
     )
 
     allow_http: bool = option(True, "HTTP", "Serve HTTP.")
     http_address: str = option("127.0.0.1", "HTTP", "Address to listen on, 0.0.0.0 for all.", common=True)
-    http_port: Port = option(8000, "HTTP", "Port to listen on; 0 takes a free one.", common=True)
+    http_port: Port = option(8000, "HTTP", "Port to listen on; 0 selects a free port.", common=True)
     reuse_http_port: bool = option(False, "HTTP", "Share the port with other servers that set this too.")
     http_header_forward_pattern: str = option(
-        "", "HTTP", "Regular expression of headers to pass on as parameters.", read=triton_values.pattern
+        "", "HTTP", "Regular expression for the headers to forward as parameters.", read=triton_values.pattern
     )
     http_restricted_api: tuple[Restriction, ...] = option(
         (), "HTTP", "<api>,...:<header>=<value>; repeatable.", read=triton_values.restriction("api")
     )
-    http_use_ssl: bool = option(False, "HTTP", "Encrypt with the server's certificate and key.")
-    http_use_ssl_mutual: bool = option(False, "HTTP", "Ask clients for a certificate too.")
+    http_use_ssl: bool = option(False, "HTTP", "Use TLS with the server's certificate and key.")
+    http_use_ssl_mutual: bool = option(False, "HTTP", "Require client certificates.")
     http_server_cert: FileName = option("", "HTTP", "PEM file of the server's certificate.")
     http_server_key: FileName = option("", "HTTP", "PEM file of the server's key.")
-    http_root_cert: FileName = option("", "HTTP", "PEM file of the root certificate that clients are checked with.")
+    http_root_cert: FileName = option("", "HTTP", "PEM file of the root certificate for verifying clients.")
     http_allowed_host: tuple[str, ...] = option(
-        (), "HTTP", "Host that requests may name and web pages may come from, * for any; repeatable."
+        (), "HTTP", "Host that requests may name and that web pages may come from, * for any; repeatable."
     )
     http_max_input_size: Count = option(64 << 20, "HTTP", "Largest JSON body or decompressed body, in bytes.")
 
     openai_port: Annotated[int, Range(-1, 65535)] = option(
-        -1, "HTTP", "Further port for the OpenAI API alone; 0 takes a free one, -1 is none."
+        -1, "HTTP", "Additional port for only the OpenAI API; 0 selects a free port, -1 disables it."
     )
 
     allow_grpc: bool = option(True, "gRPC", "Serve gRPC.")
     grpc_address: str = option("127.0.0.1", "gRPC", "Address to listen on.", common=True)
-    grpc_port: Port = option(8001, "gRPC", "Port to listen on; 0 takes a free one.", common=True)
+    grpc_port: Port = option(8001, "gRPC", "Port to listen on; 0 selects a free port.", common=True)
     reuse_grpc_port: bool = option(False, "gRPC", "Share the port with other servers that set this too.")
     grpc_header_forward_pattern: str = option(
-        "", "gRPC", "Regular expression of metadata to pass on as parameters.", read=triton_values.pattern
+        "", "gRPC", "Regular expression for the metadata to forward as parameters.", read=triton_values.pattern
     )
     grpc_restricted_protocol: tuple[Restriction, ...] = option(
         (), "gRPC", "<protocol>,...:<key>=<value>; repeatable.", read=triton_values.restriction("protocol")
     )
-    grpc_use_ssl: bool = option(False, "gRPC", "Encrypt with the server's certificate and key.")
-    grpc_use_ssl_mutual: bool = option(False, "gRPC", "Ask clients for a certificate too.")
+    grpc_use_ssl: bool = option(False, "gRPC", "Use TLS with the server's certificate and key.")
+    grpc_use_ssl_mutual: bool = option(False, "gRPC", "Require client certificates.")
     grpc_server_cert: FileName = option("", "gRPC", "PEM file of the server's certificate.")
     grpc_server_key: FileName = option("", "gRPC", "PEM file of the server's key.")
-    grpc_root_cert: FileName = option("", "gRPC", "PEM file of the root certificate that clients are checked with.")
+    grpc_root_cert: FileName = option("", "gRPC", "PEM file of the root certificate for verifying clients.")
     grpc_infer_response_compression_level: Compression = option("none", "gRPC", "Compression of inference responses.")
     grpc_max_decompressed_size: Count = option(64 << 20, "gRPC", "Largest message after decompression, in bytes.")
     grpc_keepalive_time: Number = option(7_200_000, "gRPC", "Milliseconds of silence before a keepalive ping.")
     grpc_keepalive_timeout: Number = option(20_000, "gRPC", "Milliseconds to wait for the response to a ping.")
     grpc_keepalive_permit_without_calls: bool = option(False, "gRPC", "Ping even when no call is open.")
     grpc_http2_max_pings_without_data: Number = option(
-        2, "gRPC", "Pings sent with no data in between; 0 for any number."
+        2, "gRPC", "Maximum number of pings sent without data in between; 0 for no limit."
     )
     grpc_http2_min_recv_ping_interval_without_data: Number = option(
-        300_000, "gRPC", "Milliseconds that a client without data must leave between two pings."
+        300_000, "gRPC", "Minimum milliseconds between pings of a client that sends no data."
     )
     grpc_http2_max_ping_strikes: Number = option(
-        2, "gRPC", "Early pings that are forgiven; 0 for any number."
+        2, "gRPC", "Number of early pings that are tolerated; 0 for no limit."
     )
-    grpc_max_connection_age: Number = option(0, "gRPC", "Milliseconds that a connection may last; 0 for no limit.")
-    grpc_max_connection_age_grace: Number = option(0, "gRPC", "Milliseconds for its last calls; 0 for no limit.")
+    grpc_max_connection_age: Number = option(0, "gRPC", "Maximum age of a connection in milliseconds; 0 for no limit.")
+    grpc_max_connection_age_grace: Number = option(
+        0, "gRPC", "Milliseconds for its last calls to complete; 0 for no limit."
+    )
 
     platform_address: str = option(
         "0.0.0.0", "Platforms", "Address for the platforms' ports to listen on; all addresses by default."
     )
     allow_sagemaker: bool = option(False, "Platforms", "Serve Amazon SageMaker.")
-    sagemaker_port: Port = option(8080, "Platforms", "Port for SageMaker; 0 takes a free one.")
+    sagemaker_port: Port = option(8080, "Platforms", "Port for SageMaker; 0 selects a free port.")
     sagemaker_safe_port_range: tuple[tuple[int, int], ...] = option(
-        (), "Platforms", "<low>-<high>: where the ports of all other front ends must be.",
+        (), "Platforms", "<low>-<high>: permitted range for the ports of all other front ends.",
         read=triton_values.pair("-"),
     )
     allow_vertex_ai: bool = option(False, "Platforms", "Serve Google Vertex AI.")
-    vertex_ai_port: Port = option(8080, "Platforms", "Port for Vertex AI; 0 takes a free one.")
-    vertex_ai_default_model: str = option("", "Platforms", "Model of Vertex AI's requests; the only one by default.")
+    vertex_ai_port: Port = option(8080, "Platforms", "Port for Vertex AI; 0 selects a free port.")
+    vertex_ai_default_model: str = option("", "Platforms", "Model for Vertex AI's requests; by default the only model.")
     allow_oci: bool = option(False, "Platforms", "Serve OCI Data Science.")
-    oci_port: Port = option(8080, "Platforms", "Port for OCI Data Science; 0 takes a free one.")
-    oci_default_model: str = option("", "Platforms", "Model of OCI's /predict; the only one by default.")
+    oci_port: Port = option(8080, "Platforms", "Port for OCI Data Science; 0 selects a free port.")
+    oci_default_model: str = option("", "Platforms", "Model for OCI's /predict; by default the only model.")
 
     allow_metrics: bool = option(True, "Metrics", "Serve metrics.")
     metrics_address: str = option("", "Metrics", "Address to listen on; that of HTTP by default.")
-    metrics_port: Port = option(8002, "Metrics", "Port to listen on; 0 takes a free one.", common=True)
-    metrics_interval_ms: float = option(2000.0, "Metrics", "Milliseconds between two readings of CPU and GPU.")
+    metrics_port: Port = option(8002, "Metrics", "Port to listen on; 0 selects a free port.", common=True)
+    metrics_interval_ms: float = option(2000.0, "Metrics", "Milliseconds between measurements of CPU and GPU.")
     metrics_config: tuple[Setting, ...] = option(
         (), "Metrics", "<setting>=<value>: {counter,summary,histogram}_latencies, summary_quantiles; repeatable.",
         read=triton_values.metrics_setting,
     )
-    allow_gpu_metrics: bool = option(True, "Metrics", "Report the GPUs.")
-    allow_cpu_metrics: bool = option(True, "Metrics", "Report the CPU.")
+    allow_gpu_metrics: bool = option(True, "Metrics", "Report GPU metrics.")
+    allow_cpu_metrics: bool = option(True, "Metrics", "Report CPU metrics.")
 
     log_verbose: Number = option(0, "Logging", "Verbose level; 0 for none.", common=True)
     log_info: bool = option(True, "Logging", "Log information.")
     log_warning: bool = option(True, "Logging", "Log warnings.")
     log_error: bool = option(True, "Logging", "Log errors.")
-    log_format: LogFormat = option("default", "Logging", "How a line starts.")
-    log_file: FileName = option("", "Logging", "File to append to, in place of standard error.")
+    log_format: LogFormat = option("default", "Logging", "Format of the start of each line.")
+    log_file: FileName = option("", "Logging", "File to append to, instead of standard error.")
     trace_config: tuple[Setting, ...] = option(
         (), "Logging", "[triton|opentelemetry,]<setting>=<value>, as level=TIMESTAMPS; repeatable.",
         read=triton_values.trace_setting,

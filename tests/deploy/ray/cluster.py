@@ -94,7 +94,7 @@ def urls(said: str, scheme: str) -> dict[str, str]:
 
 
 def ask(url: str, text: str = "x", seconds: float = 0.0) -> dict[str, Any]:
-    """What the model ``where`` answers.  Raises for any other status than 200."""
+    """What the model ``where`` answers. Raises for any other status than 200."""
     response = requests.post(
         f"{url}/v2/models/where/generate", json={"text_input": text, "SECONDS": seconds}, timeout=30
     )

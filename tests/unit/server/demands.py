@@ -27,7 +27,7 @@ T = TypeVar("T")
 class FakeLifecycle:
     """Loads in ``seconds`` of the loop's clock; ``broken`` ones fail, and so do those that are unloaded before.
 
-    An ensemble, after as many seconds, also loads its ``step_models`` that do not serve.  ``files`` are those of every
+    An ensemble, after as many seconds, also loads its ``step_models`` that do not serve. ``files`` are those of every
     model, ``served`` those that each model was loaded from.
     """
 

@@ -16,7 +16,7 @@ class Town:
     """Carries decisions out: loads and departures end when the test says, files are read at once except for those of
     the models in ``slow``, whose readings are in ``reading`` until the test ends them.
 
-    ``footprints`` has those of models that are not like ``ONE``.  ``answers`` has the outcome of each request: "" if
+    ``footprints`` has those of models that are not like ``ONE``. ``answers`` has the outcome of each request: "" if
     its model was loaded, else the reason why not.
     """
 

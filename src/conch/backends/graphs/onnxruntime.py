@@ -220,7 +220,7 @@ _CUDA_OPTIONS: Final = (
         "arena_extend_strategy",
         "`0`: to a power of two, `1`: as requested",
         "ONNX Runtime's",
-        "how the CUDA provider's memory grows",
+        "how the CUDA provider's memory pool grows",
     ),
     Parameter(
         "do_copy_in_default_stream", "`0`, `1`", "ONNX Runtime's", "copy to and from the GPU in CUDA's default stream"
@@ -244,15 +244,15 @@ PARAMETERS: Final = ParameterTable(
             "intra_op_thread_count",
             "threads",
             "the usable cores, shared by the instances",
-            "size of the pool that computes an operator",
+            "threads that compute one operator",
         ),
         Parameter(
-            "inter_op_thread_count", "threads", "ONNX Runtime's", "size of the pool that runs operators in parallel"
+            "inter_op_thread_count", "threads", "ONNX Runtime's", "threads that run different operators in parallel"
         ),
         Parameter("execution_mode", "`0`, `1`", "`0`", "run operators sequentially, or in parallel"),
-        Parameter("enable_mem_arena", "`0`, `1`", "`1`", "keep freed memory for later runs"),
+        Parameter("enable_mem_arena", "`0`, `1`", "`1`", "keep freed memory for reuse"),
         Parameter("enable_mem_pattern", "`0`, `1`", "`1`", "plan memory by the shapes of earlier runs"),
-        Parameter(_SHRINKAGE, "as `cpu:0`", "none", "give memory back after each run"),
+        Parameter(_SHRINKAGE, "as `cpu:0`", "none", "return memory to the system after each run"),
         *_CUDA_OPTIONS,
     ),
     prefix="session.",

@@ -171,13 +171,11 @@ PARAMETERS: Final = ParameterTable(
             "INFERENCE_PRECISION_HINT",
             "`f32`, `bf16`, `f16`",
             "`f32`",
-            "the precision in which an fp32 graph is computed",
+            "precision for computing an fp32 graph",
         ),
         Parameter("INFERENCE_NUM_THREADS", "threads", "the usable cores", "cores shared by the instances"),
         Parameter("NUM_STREAMS", "streams", "one for each instance", "number of concurrent runs"),
-        Parameter(
-            "PERFORMANCE_HINT", "`LATENCY`, `THROUGHPUT`", "none", "the goal for which OpenVINO chooses its settings"
-        ),
+        Parameter("PERFORMANCE_HINT", "`LATENCY`, `THROUGHPUT`", "none", "what OpenVINO optimises its settings for"),
         Parameter("ENABLE_CPU_PINNING", "`YES`, `NO`", "`NO`", "bind threads to cores"),
         Parameter("ENABLE_HYPER_THREADING", "`YES`, `NO`", "OpenVINO's", "use both threads of a core"),
         Parameter(

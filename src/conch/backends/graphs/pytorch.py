@@ -52,7 +52,9 @@ _BOOLEANS: Final = "`true`, `false`"
 PARAMETERS: Final = ParameterTable(
     "pytorch",
     (
-        Parameter("INFERENCE_MODE", _BOOLEANS, "`true`", "run under `torch.inference_mode`, else `torch.no_grad`"),
+        Parameter(
+            "INFERENCE_MODE", _BOOLEANS, "`true`", "run under `torch.inference_mode`; if false, under `torch.no_grad`"
+        ),
         Parameter(
             "DISABLE_OPTIMIZED_EXECUTION",
             _BOOLEANS,
@@ -63,15 +65,13 @@ PARAMETERS: Final = ParameterTable(
             "INTRA_OP_THREAD_COUNT",
             "threads",
             "the usable cores, shared by the instances",
-            "cores that compute an operator",
+            "threads that compute one operator",
         ),
-        Parameter(
-            "INTER_OP_THREAD_COUNT", "threads", "PyTorch's", "size of the pool that runs tasks forked by TorchScript"
-        ),
+        Parameter("INTER_OP_THREAD_COUNT", "threads", "PyTorch's", "threads that run tasks forked by TorchScript"),
         Parameter("ENABLE_JIT_EXECUTOR", _BOOLEANS, "PyTorch's", "TorchScript's profiling executor"),
-        Parameter("ENABLE_JIT_PROFILING", _BOOLEANS, "PyTorch's", "its profiling"),
-        Parameter("ENABLE_TENSOR_FUSER", _BOOLEANS, "PyTorch's", "its fuser"),
-        Parameter("ENABLE_CACHE_CLEANING", _BOOLEANS, "`false`", "give a GPU's cached memory back after each run"),
+        Parameter("ENABLE_JIT_PROFILING", _BOOLEANS, "PyTorch's", "profiling in this executor"),
+        Parameter("ENABLE_TENSOR_FUSER", _BOOLEANS, "PyTorch's", "TorchScript's tensor fuser"),
+        Parameter("ENABLE_CACHE_CLEANING", _BOOLEANS, "`false`", "release the GPU's cached memory after each run"),
     ),
     # Instances always share weights; NvFuser has been removed from PyTorch.
     accepted=frozenset({"ENABLE_WEIGHT_SHARING", "ENABLE_NVFUSER"}),

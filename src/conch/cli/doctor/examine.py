@@ -1,6 +1,6 @@
 """The facts that ``conch doctor`` reports, which are the members of its JSON output, and advice based on them.
 
-The advice consists of rules over the facts: what would work or be faster with which package or setting.
+Rules over the facts suggest packages and settings that make models work or run faster.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from conch.options.settings import SERVER_VERSION, Settings
 
 @dataclass(frozen=True, slots=True)
 class PackageFact:
-    """An optional package; ``version`` is empty where it is not installed.
+    """An optional package; ``version`` is empty if it is not installed.
 
-    ``install`` is the command for one that is not there or too old, empty for any other; ``detail`` says what torch was
-    built for (``CUDA 12.8``, ``CPU``), or that the version is too old.
+    ``install`` is the command that installs a missing or outdated package, otherwise empty; ``detail`` is the target of
+    torch's build (``CUDA 12.8``, ``CPU``), or states that the version is too old.
     """
 
     name: str
@@ -64,7 +64,7 @@ class GpusFact:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorFact:
-    """The processor: ``cores`` of the machine, ``usable`` ones of this process, whether ``features`` are there."""
+    """The processor: ``cores`` of the machine, ``usable`` ones of this process, whether it has ``features``."""
 
     name: str
     maker: str
@@ -75,7 +75,7 @@ class ProcessorFact:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFact:
-    """Memory in bytes; ``limit`` is the control group's, 0 without one.  ``memfd`` is how tensors are shared."""
+    """Memory in bytes; ``limit`` is the control group's, 0 without one. ``memfd`` is needed to share tensors."""
 
     total: int
     available: int
@@ -87,7 +87,7 @@ class MemoryFact:
 
 @dataclass(frozen=True, slots=True)
 class LimitsFact:
-    """Limits of the process, soft and hard; -1 is unlimited.  ``memlock`` in bytes."""
+    """Limits of the process, soft and hard; -1 is unlimited. ``memlock`` in bytes."""
 
     nofile: tuple[int, int]
     memlock: tuple[int, int]
@@ -95,7 +95,7 @@ class LimitsFact:
 
 @dataclass(frozen=True, slots=True)
 class PortFact:
-    """A port of the server by default; ``taken_by`` is empty where it is free."""
+    """A default port of the server; ``taken_by`` is empty if it is free."""
 
     service: str
     port: int
@@ -115,7 +115,7 @@ class CacheFact:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that was found out."""
+    """All facts of the report."""
 
     conch: str
     protocol: str
@@ -131,12 +131,12 @@ class Facts:
     cache: CacheFact
 
     def package(self, name: str) -> PackageFact:
-        """The package of this name.  Raises KeyError for another."""
+        """Return the package with this name. Raises KeyError for an unknown name."""
         return {package.name: package for package in self.packages}[name]
 
 
 def cache(environment: Mapping[str, str] = os.environ) -> CacheFact:
-    """The cache that models are downloaded into, as ``huggingface_hub`` finds it."""
+    """Return the cache for downloaded models, located as by ``huggingface_hub``."""
     path = _location(environment)
     models = [directory for directory in path.glob("models--*") if directory.is_dir()]
     size = sum(blob.stat().st_size for model in models for blob in model.glob("blobs/*") if blob.is_file())
@@ -151,13 +151,13 @@ def cache(environment: Mapping[str, str] = os.environ) -> CacheFact:
 
 
 def cached_models(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The ids of the models in the cache, sorted."""
+    """Return the ids of the models in the cache, sorted."""
     folders = _location(environment).glob("models--*")
     return sorted("/".join(folder.name.split("--")[1:]) for folder in folders)
 
 
 def _location(environment: Mapping[str, str]) -> Path:
-    # Unlike Path's, this leaves "~" as it is where there is no home.
+    # Unlike Path's method, this leaves "~" unchanged without a home directory.
     if "HF_HUB_CACHE" in environment:
         return Path(os.path.expanduser(environment["HF_HUB_CACHE"]))
     if "HF_HOME" in environment:
@@ -168,20 +168,20 @@ def _location(environment: Mapping[str, str]) -> Path:
 #: The number of connections, and so of descriptors, that a server should be able to hold.
 _DESCRIPTORS: Final = 4096
 _GIB: Final = 1 << 30
-#: Memory, or disk space for downloads, below which even a small model is a squeeze.
+#: Memory, or disk space for downloads, that is barely enough for a small model.
 _LITTLE: Final = 2 * _GIB
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What is in the way, and what to do about it."""
+    """A problem and its remedy."""
 
     reason: str
     action: str
 
 
 def advice(facts: Facts) -> list[Advice]:
-    """All advice that the facts give reason for."""
+    """Return all advice for these facts."""
     return [*_of_engines(facts), *_of_gpus(facts), *_of_process(facts), *_of_machine(facts)]
 
 
@@ -255,12 +255,12 @@ _SECONDS: Final = 10
 
 
 def gpus(nvml: Any = None, smi: str | None = None) -> GpusFact:
-    """The GPUs; ``nvml`` stands for the module pynvml, ``smi`` for the path of ``nvidia-smi``."""
+    """Return the GPUs; ``nvml`` is the module pynvml, ``smi`` the path of ``nvidia-smi``."""
     try:
         return GpusFact(_by_nvml(nvml or import_module("pynvml")), "NVML")
     except ImportError:
         pass
-    except Exception as error:  # pynvml has several for a missing driver
+    except Exception as error:  # pynvml raises several kinds for a missing driver
         return GpusFact((), "NVML", f"none: {error}")
     program = smi or shutil.which("nvidia-smi")
     if program is None:
@@ -295,7 +295,7 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-#: What engines use, and the processor's flags that mean it (any of them).
+#: The features that engines use, and the processor flags that indicate them (any of these).
 FEATURES: Final[Mapping[str, frozenset[str]]] = {
     "AVX2": frozenset({"avx2"}),
     "AVX512": frozenset({"avx512f"}),
@@ -303,12 +303,12 @@ FEATURES: Final[Mapping[str, frozenset[str]]] = {
     "AMX": frozenset({"amx_int8", "amx_bf16"}),
     "bf16": frozenset({"avx512_bf16", "amx_bf16", "bf16"}),
 }
-#: The names of makers in /proc/cpuinfo.
+#: The names of manufacturers in /proc/cpuinfo.
 _MAKERS: Final = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
 
 
 def processor(root: Path = Path("/")) -> ProcessorFact:
-    """The processor; ``root`` is where ``proc`` and ``sys`` are mounted."""
+    """Return the processor; ``proc`` and ``sys`` are mounted in ``root``."""
     try:
         lines = (root / "proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -329,7 +329,7 @@ def processor(root: Path = Path("/")) -> ProcessorFact:
 
 
 def memory(root: Path = Path("/")) -> MemoryFact:
-    """The machine's memory, and the least that a control group leaves of it."""
+    """Return the machine's memory, and the lowest limit of a control group."""
     seen = psutil.virtual_memory()
     try:
         shm = shutil.disk_usage(root / "dev/shm")
@@ -347,18 +347,18 @@ def memory(root: Path = Path("/")) -> MemoryFact:
 
 
 def process_limits() -> LimitsFact:
-    """The limits that the server would start with."""
+    """Return the limits with which the server would start."""
     return LimitsFact(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_MEMLOCK))
 
 
 def ports(services: Mapping[str, int], address: str) -> tuple[PortFact, ...]:
-    """Whether each service's port is free, and else who listens there, as far as that may be known."""
+    """Return whether each service's port is free; if not, with the program that listens there, if known."""
     return tuple(
         PortFact(service, port, "" if is_free(address, port) else holder(port)) for service, port in services.items()
     )
 
 
-#: By the name that is imported: what each is for.
+#: The purpose of each package, by import name.
 _PURPOSES: Final[Mapping[str, str]] = {
     "torch": "checkpoints as they are",
     "transformers": "checkpoints as they are",
@@ -384,7 +384,7 @@ def _fact(module: str, purpose: str) -> PackageFact:
     name = extras.PACKAGES[module].name
     if find_spec(module) is None:
         return PackageFact(name, "", purpose, extras.command_for(module))
-    # Another distribution may bring the module, as onnxruntime-gpu does.
+    # Another distribution may contain the module, such as onnxruntime-gpu.
     version = extras.version_of(module) or "installed"
     if needed := extras.outdated(module):
         return PackageFact(name, version, purpose, extras.command_for(module), f"older than {needed}, which is needed")
@@ -392,7 +392,7 @@ def _fact(module: str, purpose: str) -> PackageFact:
 
 
 def _build() -> str:
-    """``CUDA 12.8``, ``ROCm 6.4`` or ``CPU``: what torch was built for, read from its file of versions."""
+    """Return the target of torch's build, ``CUDA 12.8``, ``ROCm 6.4`` or ``CPU``, from its version file."""
     spec = find_spec("torch")
     folders = spec.submodule_search_locations if spec is not None else None
     try:
@@ -406,7 +406,7 @@ def _build() -> str:
 
 
 def examine() -> Facts:
-    """The facts of this machine and this environment, as they are now."""
+    """Return the current facts of this machine and this environment."""
     settings = Settings()
     services = {listener.title: listener.port for listener in settings.listeners.values() if listener.allowed}
     return Facts(

@@ -25,7 +25,7 @@ class Predictions:
     """Predictions of one network.
 
     ``logprobs`` are, by text, the natural log-probabilities of all tokens after the first, and ``next_tokens`` the most
-    likely tokens at these positions.  ``continuations`` are greedy continuations by prompt.
+    likely tokens at these positions. ``continuations`` are greedy continuations by prompt.
     """
 
     logprobs: Sequence[Array]
@@ -85,7 +85,7 @@ class CausalTolerance:
     """The tolerance of a precision.
 
     ``delta`` is the maximum relative difference of perplexity, in both directions, because a much lower perplexity is
-    an error too.  ``top_1`` and ``prefix`` are minimum values.
+    an error too. ``top_1`` and ``prefix`` are minimum values.
     """
 
     delta: float
@@ -99,7 +99,7 @@ TOLERANCES: Final[Mapping[str, CausalTolerance]] = {
     # Computed in bf16 if the CPU supports it.
     "fp16": CausalTolerance(delta=0.02, top_1=0.97, prefix=0.3),
     "int8": CausalTolerance(delta=0.03, top_1=0.92, prefix=0.3),
-    # 16 levels per weight.  Small models lose more than large ones; at this tolerance the loss is visible in their
+    # 16 levels per weight. Small models lose more than large ones; at this tolerance the loss is visible in their
     # responses.
     "int4": CausalTolerance(delta=0.15, top_1=0.75, prefix=0.15),
 }

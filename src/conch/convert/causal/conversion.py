@@ -124,7 +124,7 @@ def continuation_tokens(context: int) -> int:
     return max(1, min(CONTINUATION_TOKENS, context - _prompt_tokens(context)))
 
 
-# Grammars constrain texts, but the engine handles tokens.  With these files it needs neither transformers nor the
+# Grammars constrain texts, but the engine handles tokens. With these files it needs neither transformers nor the
 # seconds that the conversion takes.
 
 
@@ -167,10 +167,10 @@ def verify(folder: Path, tokenizer: TextTokenizer, texts: Sequence[Sequence[int]
             raise internal("OpenVINO's tokenizer reads tokens as another text")
 
 
-#: Precisions of a language model besides fp32.  ``fp16`` stores the weights in 16 bits.
+#: Precisions of a language model besides fp32. ``fp16`` stores the weights in 16 bits.
 PRECISIONS: Final = ("fp16", "int8", "int4", "int4-awq")
 USUAL: Final = ("int8", "int4")
-#: The number of weights in a matrix row that share a scale and a zero point.  If it does not divide the row, the
+#: The number of weights in a matrix row that share a scale and a zero point. If it does not divide the row, the
 #: largest power of two that does is used, down to ``MIN_GROUP``, and int8 below that.
 GROUP: Final = 128
 MIN_GROUP: Final = 32

@@ -179,7 +179,7 @@ class CausalNetwork:
         return rows
 
 
-# Paging replaces a graph's masks by causal masks.  A window ("the last 4,096 tokens") is kept only if the mask is
+# Paging replaces a graph's masks by causal masks. A window ("the last 4,096 tokens") is kept only if the mask is
 # added, and is silently lost if it is Boolean.
 
 

@@ -27,8 +27,8 @@ class OutputAgreement:
     """Agreement of one output over all samples.
 
     Cosines are of each vector with the reference's (None for vectors of one number, where they are meaningless).
-    ``max_difference`` is the largest absolute difference.  ``argmax`` is the share of vectors with the same argmax
-    (None for vectors of other values than logits).  ``width`` is the size of the widest vector.
+    ``max_difference`` is the largest absolute difference. ``argmax`` is the share of vectors with the same argmax
+    (None for vectors of other values than logits). ``width`` is the size of the widest vector.
     """
 
     cosine_min: float | None

@@ -1,6 +1,6 @@
 """Runs a network on the samples (batches of token ids in, unpadded outputs out), and measures batch invariance.
 
-Used in the process of ``conch convert``.  Every network gets the same batches, made as in the server from texts of
+Used in the process of ``conch convert``. Every network gets the same batches, made as in the server from texts of
 similar length.
 """
 
@@ -40,7 +40,7 @@ class TokenBatch:
 
 
 def batches(encoder: InputEncoder, samples: Sequence[TextSample], rows: Sequence[int] = ROWS) -> list[TokenBatch]:
-    """Batch the samples by length.  Long texts are truncated regardless of the model's configuration."""
+    """Batch the samples by length. Long texts are truncated regardless of the model's configuration."""
     tokens = tokenize(encoder, samples)
     order = sorted(range(len(tokens)), key=lambda index: len(tokens[index].ids))
     groups = []
@@ -93,8 +93,8 @@ def evaluate(
 ) -> list[SampleOutputs]:
     """Return the outputs of ``engine`` for each sample, in sample order.
 
-    Batches are padded with ``pad_id`` to the engine's shapes, up to ``max_length`` tokens, as in the server.  ``pool``
-    makes the sentence embeddings of feature-extraction.  For fill-mask only the logits at ``mask_id`` are kept, because
+    Batches are padded with ``pad_id`` to the engine's shapes, up to ``max_length`` tokens, as in the server. ``pool``
+    makes the sentence embeddings of feature-extraction. For fill-mask only the logits at ``mask_id`` are kept, because
     those of all positions would fill the memory.
     """
     by_index: dict[int, SampleOutputs] = {}

@@ -1,7 +1,7 @@
 """Exports a network to ONNX in fp32 with dynamic batch and sequence length, and optimises the graph.
 
-There are two exporters.  torch's older exporter, which traces, gives graphs in which ONNX Runtime's optimizer
-recognizes attention.  The newer exporter (dynamo) supports networks that tracing gets wrong.  The first file that
+There are two exporters. torch's older exporter, which traces, gives graphs in which ONNX Runtime's optimizer
+recognizes attention. The newer exporter (dynamo) supports networks that tracing gets wrong. The first file that
 agrees with torch is used.
 """
 
@@ -26,7 +26,7 @@ TRACED: Final = (2, 7)
 
 
 def export(network: ReferenceNetwork, path: Path) -> str:
-    """Write ``path``; returns the name of the exporter.  Raises INTERNAL with all reasons if no export agrees."""
+    """Write ``path``; returns the name of the exporter. Raises INTERNAL with all reasons if no export agrees."""
     reasons = []
     for exporter, write in (("torchscript", by_tracing), ("dynamo", by_dynamo)):
         try:
@@ -102,7 +102,7 @@ def _axes(network: ReferenceNetwork, name: str) -> dict[int, str]:
     return {0: "sequences", 1: "tokens"}
 
 
-#: The share of the activations' range that SmoothQuant moves to the weights.  For all-MiniLM-L6-v2 and sentences unlike
+#: The share of the activations' range that SmoothQuant moves to the weights. For all-MiniLM-L6-v2 and sentences unlike
 #: the calibration's, the library's 0.95 gives a cosine with fp32 of 0.990 (worst 0.938), this value 0.996 (0.985).
 SMOOTHING: Final = 0.7
 
@@ -162,8 +162,8 @@ def computes_bf16() -> bool:
 
 
 # ONNX Runtime's CPU kernel of SkipLayerNormalization (normalized sum with the residual) adds one value at a time: 37 µs
-# for 16 x 384 values on the development machine, more than the preceding INT8 product.  The same arithmetic as a sum
-# and an InstanceNormalization over each token's values is vectorized and takes less than half.  GPUs are faster with
+# for 16 x 384 values on the development machine, more than the preceding INT8 product. The same arithmetic as a sum
+# and an InstanceNormalization over each token's values is vectorized and takes less than half. GPUs are faster with
 # the fused operator.
 
 
@@ -181,7 +181,7 @@ def unfuse_normalisations(model: Any) -> bool:
     fused = [node for node in model.graph.node if node.op_type == "SkipLayerNormalization"]
     if not fused:
         return False
-    # InstanceNormalization scales by channel; here channels are tokens, scaled by 1.  Their number is the first node's.
+    # InstanceNormalization scales by channel; here channels are tokens, scaled by 1. Their number is the first node's.
     tokens, ones, zeros = (PREFIX + name for name in ("tokens", "ones", "zeros"))
     shared = [helper.make_node("Shape", [fused[0].input[0]], [tokens], start=1, end=2)]
     for name, value in ((ones, 1.0), (zeros, 0.0)):
@@ -204,7 +204,7 @@ def parts(node: Any, ones: str, zeros: str) -> list[Any]:
     """Return nodes equivalent to one SkipLayerNormalization."""
     from onnx import helper
 
-    # Inputs: value, residual, gamma, beta, bias.  Outputs: normalized, two that inference omits, the sum.
+    # Inputs: value, residual, gamma, beta, bias. Outputs: normalized, two that inference omits, the sum.
     value, residual, gamma, beta, bias = (*node.input, "", "")[:5]
     target = node.output[0]
     total = node.output[3] if len(node.output) > 3 and node.output[3] else f"{PREFIX}{target}.sum"

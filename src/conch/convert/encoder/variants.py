@@ -23,7 +23,7 @@ from conch.convert.verdict import BuiltVariant, FailedVariant
 from conch.core.errors import invalid, unsupported
 from conch.machine.facts import cpu_flags
 
-#: Operators that benefit from INT8: products.  Embeddings are looked up, not multiplied.
+#: Operators that benefit from INT8: products. Embeddings are looked up, not multiplied.
 OPERATORS: Final = ("MatMul", "Gemm", "Attention")
 #: CPU instructions that add four products of bytes without overflow.
 DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
@@ -52,7 +52,7 @@ def dynamic(optimised: Path, target: Path, operators: Sequence[str] = OPERATORS)
 def static(optimised: Path, samples: Sequence[Mapping[str, Array]], target: Path) -> None:
     """Write ``target``: INT8 weights per channel, activations scaled by their ranges over ``samples`` (of one row).
 
-    Only inputs of products are INT8; outputs stay FP32, which keeps the residuals exact.  ONNX Runtime has no faster
+    Only inputs of products are INT8; outputs stay FP32, which keeps the residuals exact. ONNX Runtime has no faster
     static form of attention, so it is scaled at each run.
     """
     import onnx
@@ -169,8 +169,8 @@ def planned(backends: Sequence[str], precisions: Sequence[str]) -> list[tuple[st
 class VariantBuilder:
     """Builds the variants of one checkpoint in ``folder``, which contains only their files at the end.
 
-    The network is loaded once; it is exported and optimized once, for the first variant that needs it.  ``calibration``
-    are sequences for calibrating the ranges of activations, INT64 ``[1, tokens]`` by input name.  Raises UNSUPPORTED
+    The network is loaded once; it is exported and optimized once, for the first variant that needs it. ``calibration``
+    are sequences for calibrating the ranges of activations, INT64 ``[1, tokens]`` by input name. Raises UNSUPPORTED
     for a task that is not completed in one pass, INVALID_ARG for a checkpoint that cannot be loaded.
     """
 

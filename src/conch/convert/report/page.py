@@ -83,7 +83,7 @@ def tradeoff_chart(manifest: Manifest) -> Chart | None:
 def speed_map(manifest: Manifest) -> Chart | None:
     """Chart the time of each variant at each shape, colored by the speed-up over PyTorch.
 
-    The fastest variant that may serve is highlighted.  None if nothing was measured.
+    The fastest variant that may serve is highlighted. None if nothing was measured.
     """
     reference = by_shape(reference_of(manifest).latency)
     notation = notation_of(manifest)

@@ -1,6 +1,6 @@
 """The table of a conversion: its columns, and the notation of figures for both kinds of models.
 
-Everything is taken from the manifest, so that reports can be regenerated.  All report writers get their rows here.
+Everything is taken from the manifest, so that reports can be regenerated. All report writers get their rows here.
 """
 
 from __future__ import annotations

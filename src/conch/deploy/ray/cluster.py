@@ -37,8 +37,8 @@ class Deployed:
 def connected(address: str, *, start: bool = True) -> Iterator[bool]:
     """Connect to the cluster at ``address``, or to the one in ``RAY_ADDRESS`` or of this machine.
 
-    Without a cluster, or with the address ``local``, starts one for the duration of the context.  Yields whether it was
-    started.  Raises UNSUPPORTED without Ray, and UNAVAILABLE if the cluster does not respond.  If ``start`` is false,
+    Without a cluster, or with the address ``local``, starts one for the duration of the context. Yields whether it was
+    started. Raises UNSUPPORTED without Ray, and UNAVAILABLE if the cluster does not respond. If ``start`` is false,
     no cluster is started: raises UNAVAILABLE if there is none, INVALID_ARG for the address ``local``.
     """
     require("conch deploy ray", "ray", "ray.serve", extra="ray")
@@ -126,7 +126,7 @@ class RayApplication:
     def wait(self, plans: Sequence[DeploymentPlan], seconds: float, report: Callable[[str], None]) -> Deployed:
         """Wait until every deployment of ``plans`` has a replica of its version, and every node its ingress.
 
-        ``report`` is called with each new status message of Ray Serve.  Raises INTERNAL with the reason if Ray Serve
+        ``report`` is called with each new status message of Ray Serve. Raises INTERNAL with the reason if Ray Serve
         cannot run the models, INVALID_ARG if a replica or an ingress cannot start, and UNAVAILABLE with Ray Serve's
         status after ``seconds``.
         """
@@ -156,7 +156,7 @@ class RayApplication:
             time.sleep(POLL_SECONDS)
 
     def replicas(self) -> Sequence[ReplicaRecord]:
-        """Return the registered replicas.  Raises UNAVAILABLE if the registry does not respond."""
+        """Return the registered replicas. Raises UNAVAILABLE if the registry does not respond."""
         records: Sequence[ReplicaRecord] = self._ask("replicas")
         return records
 
@@ -174,7 +174,7 @@ class RayApplication:
                 time.sleep(POLL_SECONDS)
 
     def _ask(self, method: str) -> Any:
-        """Call a method of the registry.  Raises UNAVAILABLE if it does not respond."""
+        """Call a method of the registry. Raises UNAVAILABLE if it does not respond."""
         from ray import serve
 
         try:

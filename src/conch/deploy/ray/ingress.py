@@ -1,6 +1,6 @@
 """The ingress of a node: conch's front ends over remote models that follow the cluster's replicas.
 
-``IngressServer`` is the server, without Ray.  ``NodeIngress`` is its deployment, which watches the replica registry.
+``IngressServer`` is the server, without Ray. ``NodeIngress`` is its deployment, which watches the replica registry.
 ``IngressRepository`` has a remote model for every model of the cluster; it writes files and is called in threads.
 """
 
@@ -32,7 +32,7 @@ from conch.library.loop_thread import LoopThread
 
 #: Inputs that contain a prompt, in order of preference.
 _PROMPTS: Final = ("text_input", "prompt", "PROMPT", "QUERY")
-#: Fields of a model's configuration that determine the form of requests.  Only replicas use the others, which may be
+#: Fields of a model's configuration that determine the form of requests. Only replicas use the others, which may be
 #: those of another version of conch.
 _TAKEN_OVER: Final = (
     "backend", "parameters", "max_batch_size", "input", "output", "model_transaction_policy", "sequence_batching",
@@ -214,7 +214,7 @@ class IngressServer:
         self._changing = asyncio.Lock()
 
     async def start(self) -> dict[str, tuple[str, int]]:
-        """Listen; returns host and port of every front end.  Raises INTERNAL for a port in use."""
+        """Listen; returns host and port of every front end. Raises INTERNAL for a port in use."""
         try:
             self._application = application = Application(self._plan.settings)
             await application.listen()
@@ -269,9 +269,9 @@ class IngressServer:
 
 
 class NodeIngress:
-    """The ingress of one node.  Its methods run on Ray Serve's event loop; its server has its own, in a thread.
+    """The ingress of one node. Its methods run on Ray Serve's event loop; its server has its own, in a thread.
 
-    It is the root of the application, because Ray Serve runs the deployments that the root is bound to.  ``replicas``
+    It is the root of the application, because Ray Serve runs the deployments that the root is bound to. ``replicas``
     are their handles, which are never called.
     """
 
@@ -310,7 +310,7 @@ class NodeIngress:
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def __del__(self) -> None:
-        """Complete the in-flight requests and end.  Ray Serve calls and awaits this."""
+        """Complete the in-flight requests and end. Ray Serve calls and awaits this."""
         if not hasattr(self, "_watching"):
             return
         self._watching.cancel()
@@ -325,7 +325,7 @@ class NodeIngress:
             await asyncio.to_thread(self._thread.close)
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
-        """Serve the ``models`` with these names.  Ray Serve calls this first, and whenever they change."""
+        """Serve the ``models`` with these names. Ray Serve calls this first, and whenever they change."""
         await asyncio.to_thread(self._thread.run, self._server.expect(config["models"]))
         await self._follow()
 

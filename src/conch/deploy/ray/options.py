@@ -23,7 +23,7 @@ class ReplicaOptions:
 
     # fmt: off
     model_repository: tuple[DirectoryName, ...] = option(
-        (), _MODELS, "Directory of models, to be read on every node; repeatable."
+        (), _MODELS, "Directory of models, readable on every node; repeatable."
     )
     max_models_per_replica: Annotated[int, Range(0, 10_000)] = option(
         0, _MODELS,
@@ -31,23 +31,23 @@ class ReplicaOptions:
     )
     min_replicas: _Count = option(1, _REPLICAS, "Minimum number of replicas of each model.")
     target_ongoing_requests: Annotated[float, Range(0, above=True)] = option(
-        16.0, _REPLICAS, "Requests that a replica should have at a time; more replicas are started for more."
+        16.0, _REPLICAS, "Target number of concurrent requests per replica; above it, replicas are added."
     )
     upscale_delay_secs: _Seconds = option(
-        10.0, _REPLICAS, "How long the load must be too high before replicas are added.", metavar="S"
+        10.0, _REPLICAS, "Time of high load before replicas are added.", metavar="S"
     )
     downscale_delay_secs: _Seconds = option(
-        300.0, _REPLICAS, "How long the load must be too low before replicas are removed.", metavar="S"
+        300.0, _REPLICAS, "Time of low load before replicas are removed.", metavar="S"
     )
     cpus_per_replica: Annotated[float, Range(0)] = option(1.0, _REPLICAS, "Cores that Ray reserves for a replica.")
     gpus_per_replica: Annotated[float, Range(0)] = option(
-        0.0, _REPLICAS, "GPUs that Ray gives a replica; 0.5 is half of one."
+        0.0, _REPLICAS, "GPUs that Ray reserves for a replica; 0.5 is half a GPU."
     )
     max_surge_percent: Annotated[int, Range(0, 100)] = option(
         25, _REPLICAS, "Additional replicas while others are replaced; with 0, old ones stop first."
     )
     drain_secs: Annotated[int, Range(0, 86_400)] = option(
-        30, _REPLICAS, "How long the requests of a stopping replica may take.", metavar="S"
+        30, _REPLICAS, "Timeout for the requests of a stopping replica.", metavar="S"
     )
     # fmt: on
 
@@ -69,7 +69,7 @@ class RayCommandOptions(ReplicaOptions):
     # fmt: off
     models: str = option(
         "", _MODELS,
-        "The models to deploy (default: all); A+B has B in each replica of A, for a model.py that calls it.",
+        "Models to deploy (default: all); A+B puts B into each replica of A, for a model.py that calls it.",
         metavar="A,B",
     )
     replica_options: tuple[str, ...] = option(
@@ -84,7 +84,7 @@ class RayCommandOptions(ReplicaOptions):
     )
     grpc_port: _Port = option(8001, _PORTS, "gRPC port of the ingresses.")
     metrics_port: _Port = option(8002, _PORTS, "Metrics port of the ingresses.")
-    host: str = option("0.0.0.0", _PORTS, "Where ingresses listen.", metavar="ADDRESS")
+    host: str = option("0.0.0.0", _PORTS, "Address on which ingresses listen.", metavar="ADDRESS")
     ingress_options: tuple[str, ...] = option(
         (), _PORTS, "An option of conch serve for the ingresses; repeatable.", flags=("--ingress-option",),
         metavar="NAME=VALUE",
@@ -95,7 +95,7 @@ class RayCommandOptions(ReplicaOptions):
         metavar="HOST:PORT",
     )
     name: str = option("conch", _CLUSTER, "The application's name.", metavar="NAME")
-    timeout_secs: _Seconds = option(1800.0, _CLUSTER, "How long to wait for the models to become ready.", metavar="S")
+    timeout_secs: _Seconds = option(1800.0, _CLUSTER, "Timeout for the models to become ready.", metavar="S")
     detach: bool = option(False, _CLUSTER, "Return when the models are ready, and leave them running.")
     remove: bool = option(False, _CLUSTER, "Remove the deployment with this name.")
     # fmt: on

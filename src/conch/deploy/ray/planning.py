@@ -1,4 +1,4 @@
-"""Plans the Ray Serve deployments for the options of ``conch deploy ray``.  Reads the repository."""
+"""Plans the Ray Serve deployments for the options of ``conch deploy ray``. Reads the repository."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def shortage(options: RayOptions, plans: Sequence[DeploymentPlan], total: Mappin
 
 
 def plan_deployments(options: RayOptions) -> list[DeploymentPlan]:
-    """Plan the deployments of a repository's models.  Raises INVALID_ARG for a missing model."""
+    """Plan the deployments of a repository's models. Raises INVALID_ARG for a missing model."""
     repository = ModelRepository([parse_location(path) for path in options.model_repository])
     try:
         return _plans(repository, options)

@@ -79,7 +79,7 @@ class RegistrySnapshot:
 class RegistryState:
     """The registered replicas.
 
-    ``revision`` increases with every change.  It starts at ``first``, a time (ns), so that it never repeats a revision
+    ``revision`` increases with every change. It starts at ``first``, a time (ns), so that it never repeats a revision
     of an earlier registry.
     """
 
@@ -89,7 +89,7 @@ class RegistryState:
         self._deregistered: dict[str, None] = {}
 
     def register(self, record: ReplicaRecord, now: float) -> bool:
-        """Add a replica; returns whether that changes anything.  Deregistered replicas cannot return."""
+        """Add a replica; returns whether that changes anything. Deregistered replicas cannot return."""
         if record.id in self._deregistered:
             return False
         known = self._replicas.get(record.id)

@@ -23,8 +23,8 @@ LOG: Final = logging.getLogger("conch")
 class ReplicaSpec:
     """The configuration of a deployment's replicas.
 
-    The server loads ``loads`` at startup.  If ``max_loaded_models`` is not 0, it loads any of ``models`` on demand
-    instead, at most that many at a time.  ``options`` are options of ``conch serve``.
+    The server loads ``loads`` at startup. If ``max_loaded_models`` is not 0, it loads any of ``models`` on demand
+    instead, at most that many at a time. ``options`` are options of ``conch serve``.
     """
 
     deployment: str
@@ -75,7 +75,7 @@ class ModelReplica:
         self._registering = asyncio.get_running_loop().create_task(self._register())
 
     async def __del__(self) -> None:
-        """Deregister, complete the in-flight requests, and end.  Ray Serve calls and awaits this."""
+        """Deregister, complete the in-flight requests, and end. Ray Serve calls and awaits this."""
         if not hasattr(self, "_registering"):
             return
         self._registering.cancel()

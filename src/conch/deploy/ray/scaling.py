@@ -1,6 +1,6 @@
 """Autoscaling policies: how many replicas Ray Serve should run.
 
-Serve runs them in its controller and sends this module to it by value, so it imports nothing of conch.  Deployed
+Serve runs them in its controller and sends this module to it by value, so it imports nothing of conch. Deployed
 applications store the path of this module, and later versions of conch must be able to read them.
 """
 

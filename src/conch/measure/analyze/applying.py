@@ -107,7 +107,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _create(file: Path, text: str, like: os.stat_result | None) -> None:
-    """Create a file with the permissions of another.  Raises FileExistsError if it exists."""
+    """Create a file with the permissions of another. Raises FileExistsError if it exists."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if like is None else 0o600)
     with open(descriptor, "w", encoding="utf-8") as out:
         if like is not None:

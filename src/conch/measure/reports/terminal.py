@@ -114,7 +114,7 @@ def _indented(piece: RenderableType) -> RenderableType:
 
 
 def _hanging(text: str, indent: int, width: int) -> str:
-    """Wrap a line; the lines below it are indented.  Long words, such as paths and commands, are not broken."""
+    """Wrap a line; the lines below it are indented. Long words, such as paths and commands, are not broken."""
     lines = text.splitlines() or [""]
     return "\n".join(
         textwrap.fill(line, max(width, indent + 20), subsequent_indent=" " * indent, break_long_words=False,

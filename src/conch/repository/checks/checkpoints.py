@@ -1,6 +1,6 @@
 """Checks that the checkpoints of models exist, are complete, and fit their configured tasks.
 
-A checkpoint is opened as in a worker, but without the libraries that run models.  Checkpoints on the Hub are checked
+A checkpoint is opened as in a worker, but without the libraries that run models. Checkpoints on the Hub are checked
 only when the server starts.
 """
 

@@ -19,7 +19,7 @@ _ADVICE = re.compile(r"[;:] (?=(?:accept|check|choose|did you mean|give|it has|i
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """One problem.  ``line`` counts from 1; 0 means the whole file or directory.
+    """One problem. ``line`` counts from 1; 0 means the whole file or directory.
 
     ``location`` replaces ``path`` in the output for a copy of a file in a store.
     """

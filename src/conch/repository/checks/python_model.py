@@ -30,7 +30,7 @@ _CALLED: Final = frozenset({"__init__", "initialize", "execute", "finalize", "au
 class Imported:
     """A module that a source imports at ``line``.
 
-    ``name`` is the full dotted name; ``level`` the number of leading dots of a relative import.  ``certain`` means that
+    ``name`` is the full dotted name; ``level`` the number of leading dots of a relative import. ``certain`` means that
     the import always runs when the model does, not only when some function is called.
     """
 

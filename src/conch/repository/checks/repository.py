@@ -249,7 +249,7 @@ def _ensemble_problems(model: CheckedModel, models: Mapping[str, CheckedModel]) 
             yield versions
 
 
-# Names are compared with the tables that backends declare, as workers do when they load a model.  Workers alone check
+# Names are compared with the tables that backends declare, as workers do when they load a model. Workers alone check
 # the values.
 
 
@@ -353,7 +353,7 @@ def check(
 ) -> list[Finding]:
     """Return all problems of the models in the repositories at ``locations``, sorted by path and line.
 
-    ``backends`` are the directories of Python-based backends.  Models in stores are downloaded with all their versions.
+    ``backends`` are the directories of Python-based backends. Models in stores are downloaded with all their versions.
     """
     findings: list[Finding] = []
     usable: list[RepositoryLocation] = []

@@ -31,7 +31,7 @@ class _Given(dict[str, Any]):
 
 
 class Model:
-    """Adds up token ids.  ``inside``: the sum is kept in the model itself; else, if ``copyable``, by an object."""
+    """Adds up token ids. ``inside``: the sum is kept in the model itself; else, if ``copyable``, by an object."""
 
     dtype = torch.float32
     config = LlamaConfig(vocab_size=50)

@@ -14,7 +14,7 @@ import pytest
 #: From the oldest that a Python model's environment may have to the newest that is released.
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 
-#: Runs a test of the fixture ``launch`` once for each version; one that this machine lacks is skipped.  Those between
+#: Runs a test of the fixture ``launch`` once for each version; one that this machine lacks is skipped. Those between
 #: the oldest and the newest are slow; tests without this mark run under the interpreter of the tests, which is one.
 every_python = pytest.mark.parametrize(
     "python",

@@ -95,7 +95,7 @@ class Worker:
         return self.ask({"op": "start", "instance": instance, "config": json.dumps(self.config)})
 
     def submit(self, *requests: Any, outputs: tuple[str, ...] = ("OUT",), **fields: Any) -> list[int]:
-        """Send one batch; a request is a text or a list of tensors.  Returns the serial numbers."""
+        """Send one batch; a request is a text or a list of tensors. Returns the serial numbers."""
         packer = Packer()
         described = []
         for request in requests:

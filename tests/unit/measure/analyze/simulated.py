@@ -1,8 +1,8 @@
 """A server made of arithmetic: what a configuration gives at a load, by a queueing model, with noise from a seed.
 
-N callers wait for answers from k instances, each of which takes batches of up to b.  With n inferences in a batch that
+N callers wait for answers from k instances, each of which takes batches of up to b. With n inferences in a batch that
 takes s(n) seconds, an instance that is always busy answers n / s(n) a second; callers that are too few to keep it busy
-wait for one batch, the network and the queue delay.  Latency follows from N = throughput x latency (Little's law).
+wait for one batch, the network and the queue delay. Latency follows from N = throughput x latency (Little's law).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ SHAPES: Mapping[str, Shape] = {
 
 
 class SimulatedServer:
-    """Answers what a candidate would measure at a load.  Configurations of one model called ``m``."""
+    """Answers what a candidate would measure at a load. Configurations of one model called ``m``."""
 
     def __init__(self, shape: Shape, config: Mapping[str, Any], *, noise: float = 0.02, seed: int = 0) -> None:
         self.shape, self.config, self.noise = shape, config, noise

@@ -18,8 +18,8 @@ class KnownGrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
     """Answers with its inputs: ``responses`` times in a stream, ``distance`` seconds apart, for a decoupled model.
 
     Every ``fails``-th request is refused (0: none), in a stream with ``error_message`` after its first response, and
-    with responses after it.  ``requests`` are those that came, ``streams`` counts calls that stay open, ``metadata``
-    is that of calls.  ``datatype`` is that of its input.
+    with responses after it. ``requests`` are those that came, ``streams`` counts calls that stay open, ``metadata``
+    is that of calls. ``datatype`` is that of its input.
     """
 
     decoupled: bool = False

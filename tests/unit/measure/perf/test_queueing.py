@@ -101,7 +101,7 @@ def test_a_server_that_freezes_is_seen_by_all_whom_it_keeps_waiting() -> None:
 
 
 def test_callers_that_wait_for_their_answers_would_have_seen_it_once() -> None:
-    """The same with one caller: of all its requests, one was late.  That is why rates are there."""
+    """The same with one caller: of all its requests, one was late. That is why rates are there."""
     with running(KnownServer(service=0.005, freezes_after=60)) as server:
         with Measurement(plan_of(server, interval=3.0)) as measurement:
             records, start, end = records_of(measurement.measure(1))

@@ -19,7 +19,7 @@ class FakeStore:
     """``files`` are the contents by path.
 
     ``failing`` is raised by listings, ``faults`` by the next fetches, each once; ``garbled`` paths arrive
-    otherwise than they are.  Listings hang while ``answers`` is cleared.
+    otherwise than they are. Listings hang while ``answers`` is cleared.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:

@@ -1,7 +1,7 @@
 """Forms its own batches: texts whose lengths round up to the same power of two run together.
 
 ``execute`` only tokenises requests and puts them into a queue; a thread takes them out, waits for others for at most
-``max_wait_ms``, and runs one batch for each length.  The output ``batch`` says how many rows and columns the batch of
+``max_wait_ms``, and runs one batch for each length. The output ``batch`` says how many rows and columns the batch of
 a request had.
 """
 

@@ -1,6 +1,6 @@
-"""The backend ``dyna_sequence``: adds up the elements of ``INPUT`` over each sequence, told by its correlation id.
+"""The backend ``dyna_sequence``: sums the elements of ``INPUT`` over each sequence, identified by its correlation ID.
 
-For tests of the oldest sequence batcher, as Triton's backend of that name.
+For tests of the sequence batcher's ``oldest`` strategy, like Triton's backend of that name.
 """
 
 import json
@@ -13,9 +13,9 @@ CONTROLS = ("START", "END", "READY", "CORRID")
 
 
 class TritonPythonModel:
-    """Answers with the sum so far in each element of ``OUTPUT``, after ``execute_delay_ms``.
+    """Returns the running sum in each element of ``OUTPUT``, after ``execute_delay_ms``.
 
-    The sum begins anew where ``START`` is set; where ``END`` is, the correlation id is added to it.
+    ``START`` restarts the sum; ``END`` adds the correlation ID to it.
     """
 
     def initialize(self, args):

@@ -1,6 +1,6 @@
 """The backend ``identity``: each output ``OUTPUT<n>`` is the input ``INPUT<n>``.
 
-For tests of clients and schedulers, with the parameters of Triton's backend of that name.
+For tests of clients and schedulers; has the parameters of Triton's backend of that name.
 """
 
 import json
@@ -9,17 +9,17 @@ import time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-#: What every response has, unless the request says otherwise.
+#: The parameters of every response, unless the request overrides them.
 RESPONSE_PARAMETERS = {"param0": "an example string parameter", "param1": 42, "param2": False}
-#: The parameters of a request that its response has too.
+#: The request parameters that are copied to the response.
 ECHOED = ("param0", "param1", "param2", "param3")
 
 
 class TritonPythonModel:
     """Copies inputs to outputs, after ``execute_delay_ms``.
 
-    With ``instance_wise_delay_multiplier``, instance number ``i`` waits that many times ``i`` as long, and at least
-    once.  ``creation_delay_sec`` is how long an instance takes to start.
+    With ``instance_wise_delay_multiplier``, the delay of instance number ``i`` is multiplied by that number times
+    ``i``, at least by 1. ``creation_delay_sec`` delays the start of an instance.
     """
 
     def initialize(self, args):
@@ -49,14 +49,14 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(outputs, parameters={**RESPONSE_PARAMETERS, **echoed})
 
     def _zeros(self, name, config, rows):
-        """What stands for an optional input that a request does not have."""
+        """Return the replacement for an omitted optional input."""
         shape = [max(0, int(size)) for size in config["dims"]]
         dtype = pb_utils.triton_string_to_numpy(config["data_type"])
         return pb_utils.Tensor(name, np.zeros([rows] * self._batched + shape, dtype))
 
 
 def _pairs(config):
-    """The configuration of the input of each output.  Raises ValueError where they do not pair."""
+    """Return the configuration of the input of each output. Raises ValueError if they do not match."""
     inputs = {_index(tensor["name"], "INPUT", "input"): tensor for tensor in config["input"]}
     outputs = {_index(tensor["name"], "OUTPUT", "output"): tensor for tensor in config["output"]}
     if len(config["input"]) != len(config["output"]):

@@ -1,6 +1,6 @@
-"""The backend ``repeat``: a decoupled model that answers with the elements of ``IN``, one response each.
+"""The backend ``repeat``: a decoupled model that returns the elements of ``IN``, one per response.
 
-For tests of clients, as Triton's backend of that name.
+For tests of clients, like Triton's backend of that name.
 """
 
 import json
@@ -12,12 +12,12 @@ import triton_python_backend_utils as pb_utils
 
 INPUTS = {"IN": "TYPE_INT32", "DELAY": "TYPE_UINT32", "WAIT": "TYPE_UINT32"}
 OUTPUTS = {"OUT": "TYPE_INT32", "IDX": "TYPE_UINT32"}
-#: The tensors that have as many elements as the request wants responses.
+#: The tensors with one element per requested response.
 LONG = ("IN", "DELAY")
 
 
 class TritonPythonModel:
-    """Sends element ``i`` of ``IN`` as ``OUT`` and ``i`` as ``IDX``, ``DELAY[i]`` ms after the one before it.
+    """Sends element ``i`` of ``IN`` as ``OUT`` and ``i`` as ``IDX``, ``DELAY[i]`` ms after the previous one.
 
     ``execute`` returns after ``WAIT`` ms, whether or not everything has been sent.
     """

@@ -1,6 +1,6 @@
-"""The backend ``sequence``: adds up the elements of ``INPUT`` over each sequence, one in each slot of the batch.
+"""The backend ``sequence``: sums the elements of ``INPUT`` over each sequence, one sequence per batch slot.
 
-For tests of the direct sequence batcher, as Triton's backend of that name.
+For tests of the sequence batcher's ``direct`` strategy, like Triton's backend of that name.
 """
 
 import json

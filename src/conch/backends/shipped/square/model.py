@@ -1,6 +1,6 @@
-"""The backend ``square``: a decoupled model that answers ``IN`` = n with n responses ``OUT`` = n.
+"""The backend ``square``: a decoupled model that sends n responses ``OUT`` = n for ``IN`` = n.
 
-For tests of clients and statistics, as Triton's backend of that name.
+For tests of clients and statistics, like Triton's backend of that name.
 """
 
 import json
@@ -12,10 +12,11 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Answers each request from a thread of its own.
+    """Responds to each request from a separate thread.
 
-    Every response comes after ``CUSTOM_INFER_DELAY_NS``, and with an output after ``CUSTOM_OUTPUT_DELAY_NS`` more.  The
-    last ``CUSTOM_EMPTY_COUNT`` responses are not sent, and the ``CUSTOM_FAIL_COUNT`` before them are errors.
+    Every response is delayed by ``CUSTOM_INFER_DELAY_NS``, and a response with an output also by
+    ``CUSTOM_OUTPUT_DELAY_NS``. The last ``CUSTOM_EMPTY_COUNT`` responses are not sent, and the ``CUSTOM_FAIL_COUNT``
+    before them are errors.
     """
 
     @staticmethod
@@ -72,6 +73,6 @@ class TritonPythonModel:
 
 
 def _number(config, name):
-    """The value of a parameter; 0 without it, and for one that is no number."""
+    """Return the value of a parameter; 0 if it is missing or not a number."""
     text = config.get("parameters", {}).get(name, {}).get("string_value", "")
     return int(text) if text.isdigit() else 0

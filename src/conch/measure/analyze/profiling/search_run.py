@@ -83,7 +83,7 @@ class SearchRun:
         """Run the trials of the strategy until there are no more.
 
         A search ends while there is time for the final rounds, and these end before a round that would pass the
-        deadline.  ``keep`` is called once for each candidate.
+        deadline. ``keep`` is called once for each candidate.
         """
         self._report_plan()
         while (trial := self._strategy.next()) is not None:

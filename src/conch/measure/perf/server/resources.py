@@ -134,7 +134,7 @@ def with_scheme(url: str) -> str:
 
 
 def read_page(url: str, timeout: float) -> str:
-    """Return the text of a metrics page.  Raises ConchError."""
+    """Return the text of a metrics page. Raises ConchError."""
     status, body = fetch(url, timeout)
     if status != 200:
         raise unavailable(f"HTTP status {status}")

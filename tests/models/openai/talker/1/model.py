@@ -1,6 +1,6 @@
 """Says the last message again, a word a token; texts that begin with a mark of their own do something else.
 
-``!inputs``: the inputs as JSON.  ``!say X``: X as it is.  ``!fail N``: an error after N tokens.  ``!wait NAME``: one
+``!inputs``: the inputs as JSON. ``!say X``: X as it is. ``!fail N``: an error after N tokens. ``!wait NAME``: one
 token, then nothing until the request is cancelled, which the event NAME tells.
 """
 

@@ -37,7 +37,7 @@ class Call:
 
 
 class FakeServer:
-    """A transport without a network.  ``refusal`` is raised for every request, ``reason`` when it is asked if ready."""
+    """A transport without a network. ``refusal`` is raised for every request, ``reason`` when it is asked if ready."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -2,7 +2,7 @@
 
 import os
 
-# Before the import, as the tutorial says.  Later versions of transformers look at HF_HUB_CACHE instead.
+# Before the import, as the tutorial says. Later versions of transformers look at HF_HUB_CACHE instead.
 os.environ["TRANSFORMERS_CACHE"] = "/opt/tritonserver/model_repository/persimmon8b/hf_cache"
 
 import json

@@ -1,6 +1,6 @@
 """The state of a search: the points of each candidate, the best one, and the loads to measure.
 
-Pure.  Its generators are parts of those that :class:`conch.measure.analyze.search.strategies.stepwise.Stepwise` drives.
+Pure. Its generators are parts of those that :class:`conch.measure.analyze.search.strategies.stepwise.Stepwise` drives.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def renamed(arrays, names):
 
 
 def checked(response):
-    """The outputs by name.  Raises the error of a response that has one."""
+    """The outputs by name. Raises the error of a response that has one."""
     if response.has_error():
         raise pb_utils.TritonModelException(response.error().message())
     return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}

@@ -30,7 +30,7 @@ class TritonPythonModel:
 
     @staticmethod
     def padded(requests, name):
-        """That input of all requests as one tensor [rows of all, longest], zeros behind the shorter ones."""
+        """Return an input of all requests as one tensor [all rows, longest], with shorter rows padded by zeros."""
         parts = [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
         longest = max(part.shape[1] for part in parts)
         return torch.from_numpy(np.vstack([np.pad(part, ((0, 0), (0, longest - part.shape[1]))) for part in parts]))

@@ -12,6 +12,6 @@ class TritonPythonModel:
     def pool(request):
         hidden = pb_utils.get_input_tensor_by_name(request, "hidden").as_numpy()
         mask = pb_utils.get_input_tensor_by_name(request, "attention_mask").as_numpy().astype(np.float32)
-        # The number of tokens scales every dimension alike, so it drops out with the length.
+        # The number of tokens scales every dimension equally, so normalization cancels it.
         total = np.einsum("btd,bt->bd", hidden, mask)
         return total / np.linalg.norm(total, axis=1, keepdims=True)

@@ -7,7 +7,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from tokenizers import Tokenizer
 
-#: What the checkpoint was trained for; longer texts are cut.
+#: The checkpoint's maximum in training; longer texts are truncated.
 MAX_TOKENS = 256
 
 
