@@ -30,9 +30,9 @@ def page(rows: Sequence[Row]) -> str:
         "    python -m benchmarks.day_zero --write docs/day_zero.md\n",
         "For each architecture, a tiny checkpoint with random weights is written and served from its folder on a CPU, "
         "with no\nconfiguration. It gets six requests, first one after the other and then all in one batch. **Exact** "
-        "means that all of them\nare answered as transformers answers each one alone: the same greedy tokens, or "
-        "scores within 2e-4. A **refused** model\ndoes not become ready, and the error says why; if the checkpoint "
-        "is not at fault, conch's answers would have differed\nfrom those of transformers.\n",
+        "means that all\nresponses equal those of transformers for each request alone: the same greedy tokens, or "
+        "scores within 2e-4. A **refused**\nmodel does not become ready, and the error states the reason; unless the "
+        "checkpoint is at fault, conch's responses would have\ndiffered from those of transformers.\n",
         markdown([
             ["task", "architectures compared", "exact", "share", "refused", "other"],
             *(_summary(task, [row for row in compared if row.architecture.task == task]) for task in tasks),
@@ -47,7 +47,7 @@ def page(rows: Sequence[Row]) -> str:
         head = ["task", "architecture", "", "reason"]
         sections += [
             "## Not compared\n",
-            "For these, no tiny checkpoint can be made, or transformers itself fails to answer with it.\n",
+            "No tiny checkpoint can be made for these architectures, or transformers itself fails to run it.\n",
             markdown([head, *map(_line, unmade)]),
         ]
     return "\n".join(sections).rstrip() + "\n"

@@ -23,9 +23,9 @@ from conch.core.errors import invalid
 class _Architecture:
     """How an architecture differs from Llama, besides its tensors and metadata.
 
-    ``rotary`` tells which numbers of a head are rotated together: ``neighbours``, or the first ones of both ``halves``,
-    and so on. ``gelu`` is the activation instead of SiLU. ``normalized_experts`` divides the weights of the chosen
-    experts by their sum.
+    ``rotary`` defines which numbers of a head are rotated together: ``neighbours``, or the first ones of both
+    ``halves``, and so on. ``gelu`` is the activation instead of SiLU. ``normalized_experts`` divides the weights of the
+    chosen experts by their sum.
     """
 
     rotary: Literal["neighbours", "halves"] = "halves"
@@ -192,7 +192,7 @@ class GgufReference:
         return self._width // self._heads if wide else self._head_size
 
     def _heads_normed(self, name: str, values: Floats) -> Floats:
-        """Apply a norm to each head, or to all heads at once, as the length of its weights tells."""
+        """Apply a norm to each head, or to all heads at once, depending on the length of its weights."""
         heads = values.reshape(len(values), -1, self._head_size)
         if not self._weights.has(f"{name}.weight"):
             return heads

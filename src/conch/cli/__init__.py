@@ -22,7 +22,7 @@ from conch.core.errors import ConchError
 COMMANDS: Final = {
     "serve": ("conch.cli.serve", "serve_command", "Serve a model repository over HTTP and gRPC."),
     "check": ("conch.cli.check", "check_command", "Check a model repository and report errors with file and line."),
-    "init": ("conch.cli.init", "init_command", "Write a new model that runs, with its test."),
+    "init": ("conch.cli.init", "init_command", "Write a new working model, with a test."),
     "convert": ("conch.cli.convert", "convert_command", "Convert a model to a faster format and verify its results."),
     "perf": ("conch.cli.perf", "perf_command", "Measure the throughput and latency of a model."),
     "analyze": (
@@ -30,11 +30,11 @@ COMMANDS: Final = {
         "analyze_command",
         "Find the best configuration of models: measure candidates and rank them.",
     ),
-    "deploy": ("conch.cli.deploy", "deploy_command", "Write what a managed platform needs to serve a repository."),
+    "deploy": ("conch.cli.deploy", "deploy_command", "Write the files for serving a repository on a managed platform."),
     "request": (
         "conch.cli.request",
         "request_command",
-        "Write the body of a request for curl, and the line to send it.",
+        "Write the body of a request to a file, for curl.",
     ),
     "doctor": (
         "conch.cli.doctor.command",

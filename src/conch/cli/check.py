@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     help="Check configs/NAME.pbtxt where a model has it.",
 )
 def check_command(directories: tuple[str, ...], config_name: str | None, backend_directory: str) -> int:
-    """Say what is wrong with the models in a repository, without starting anything.
+    """Check a model repository for faults, without starting a model.
 
     A repository may also be a URL, as for conch serve; its models are then downloaded.
-    The exit status is 1 when there is an error.
+    The exit status is 1 if there are errors.
     """
     from conch.repository.backends import BackendDirectories
     from conch.repository.checks.repository import check

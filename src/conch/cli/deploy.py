@@ -23,4 +23,4 @@ PLATFORMS: Final = {
 
 @click.group("deploy", cls=LazyGroup, table=PLATFORMS)
 def deploy_command() -> None:
-    """Write what a managed platform needs to serve a model repository."""
+    """Write the files for serving a model repository on a managed platform."""

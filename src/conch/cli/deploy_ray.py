@@ -33,9 +33,9 @@ _OF_INGRESSES: Final = frozenset({"http_use_ssl", "grpc_use_ssl", "http_restrict
 
 
 def ray(command: RayCommandOptions) -> int:
-    """Run the models of a repository on a Ray cluster: replicas that Ray Serve watches, and an ingress on every node.
+    """Run the models of a repository on a Ray cluster: replicas supervised by Ray Serve, and an ingress on every node.
 
-    Clients ask any node, as they would ask conch serve. Called again, it replaces what has changed and nothing else,
+    Clients send requests to any node, as to conch serve. Run the command again to replace changed models only,
     without losing a request.
     """
     from conch.core.errors import invalid

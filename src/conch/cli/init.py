@@ -68,7 +68,7 @@ def _help() -> str:
 )  # fmt: skip
 @click.option("--model", "checkpoint", default="", help="Checkpoint of an embedding or classifier: Hub id or folder.")
 def init_command(name: str, template: str, model_repository: Path, checkpoint: str) -> None:
-    """Write a new model NAME that runs, with its test."""
+    """Write a new working model NAME, with a test."""
     chosen = TEMPLATES[template]
     if checkpoint and not chosen.checkpoint:
         with_one = " and ".join(name for name, template in TEMPLATES.items() if template.checkpoint)

@@ -63,7 +63,7 @@ def _check_kind(context: click.Context, option: click.Parameter, value: str | No
 
 
 def perf(options: PerfOptions) -> int:
-    """Send requests to a model, and show how many it answers and how long they take.
+    """Measure the throughput and latency of a model by sending requests.
 
     Measures in windows until three in a row agree. Latency is from the moment at which a request should have started.
     """
@@ -109,8 +109,8 @@ def perf(options: PerfOptions) -> int:
                     steps = breakdown(result, plan.model, plan.protocol, reader.read().since(before))
                     show(console, shown.breakdown_table(steps, shown.level_of(plan, level)))
                 if result.stopped or result.gone or not result.figures.requests:
-                    break  # levels that come after it would be answered no better
-    finally:  # what there is, is shown and written, whatever went wrong
+                    break  # later levels would not get better responses
+    finally:  # the results so far are shown and written in any case
         if len(measured) > 1:
             console.print()
             show(console, level_table(plan, measured))

@@ -46,7 +46,7 @@ class Input:
 def request_command(
     model: str, texts: tuple[str, ...], named: tuple[str, ...], repository: Path, url: str, output: Path
 ) -> None:
-    """Write a request to MODEL into a file for curl --data-binary, and print the command that sends it."""
+    """Write the body of a request to MODEL to a file, and print the curl command that sends it."""
     check_model_name(model)
     inputs = _ask(url, model) if url else _read(repository, model)
     header, data = body(model, inputs, texts, _named(named))

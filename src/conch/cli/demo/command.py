@@ -170,7 +170,7 @@ SERVED: Final = {
 @click.option("--grpc-port", type=click.IntRange(1, 65535), default=8001, show_default=True)
 @click.option("--metrics-port", type=click.IntRange(1, 65535), default=8002, show_default=True)
 def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, metrics_port: int) -> None:
-    """Serve a sentence encoder and a chat model, and ask them something."""
+    """Serve a sentence encoder and a chat model, and send them requests."""
     console = terminal.console()
     require_packages()
     require_free({"--http-port": http_port, "--grpc-port": grpc_port, "--metrics-port": metrics_port})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print the same as one JSON object.")
 def doctor_command(as_json: bool) -> None:
-    """Show versions, engines, GPUs, processor, memory, limits and ports, and what would be faster with what."""
+    """Show versions, engines, GPUs, processor, memory, limits and ports, with advice on performance."""
     from conch.cli.doctor.examine import advice, examine
     from conch.measure.reports import terminal
     from conch.measure.reports.terminal import show

@@ -229,7 +229,7 @@ def _perform(connection: socket.socket, header: Header, parts: list[memoryview])
     except ConchError as raised:
         error = raised
     except _RefusedError:
-        pass  # the server knows the error
+        pass  # the error came from the server
     except Exception as raised:
         error = internal(f"{type(raised).__name__}: {raised}")
         more = {"traceback": traceback.format_exc()}

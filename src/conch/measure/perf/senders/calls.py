@@ -50,7 +50,7 @@ class TimedCallOwner(Protocol):
 
 
 class Judge(Protocol):
-    """A validator that knows the expected responses."""
+    """A validator with the expected responses."""
 
     def __call__(self, payload: int, response: bytes, json_size: int = 0) -> str:
         """Return the difference of a response (body or message) from the expected one of this payload; empty if none.

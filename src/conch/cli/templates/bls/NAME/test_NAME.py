@@ -1,4 +1,4 @@
-"""Runs the model in this process; functions stand for the models that it calls."""
+"""Runs the model in this process; functions replace the models that it calls."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Says whether texts are short or long, by asking the model `${name}_length`."""
+"""Classifies texts as short or long, by calling the model `${name}_length`."""
 
 import asyncio
 import json

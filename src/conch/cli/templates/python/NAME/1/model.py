@@ -1,4 +1,4 @@
-"""Greets everybody by name."""
+"""Greets people by name."""
 
 import json
 
@@ -8,7 +8,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
-        """Called once, before the first request: load what takes long here."""
+        """Called once, before the first request: load weights here."""
         config = json.loads(args["model_config"])
         self.greeting = config["parameters"]["greeting"]["string_value"]
 
