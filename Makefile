@@ -64,14 +64,17 @@ endif
 test-slow: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
 	$(BIN)/pytest tests -m slow --ignore=tests/vllm $(ARGS)
 
+# Parts of about the same length; the first one mostly waits.
 FAST_WAITING := tests/unit/measure/perf
-FAST_MODELS := $(patsubst %,tests/unit/%,backends measure/analyze)
+FAST_FRONT_ENDS := $(patsubst %,tests/unit/%,frontends measure/analyze)
+FAST_SERVER := $(patsubst %,tests/unit/%,http2 library machine server telemetry workers)
 test-fast: $(STAMPS)/dev
 ifdef ARGS
 	$(BIN)/pytest tests/unit --core $(ARGS)
 else
-	@$(BIN)/python -m tests.side_by_side "$(FAST_WAITING) --core $(call ignore,$(ALONE))" "$(FAST_MODELS) --core" \
-		"tests/unit --core $(call ignore,$(FAST_WAITING) $(FAST_MODELS))"
+	@$(BIN)/python -m tests.side_by_side "$(FAST_WAITING) --core $(call ignore,$(ALONE))" \
+		"tests/unit --core $(call ignore,$(FAST_WAITING) $(FAST_FRONT_ENDS) $(FAST_SERVER))" \
+		"$(FAST_FRONT_ENDS) --core" "$(FAST_SERVER) --core"
 endif
 
 # A constraint on what is installed already would be ignored: an environment of its own.

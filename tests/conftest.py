@@ -28,7 +28,7 @@ Start = Callable[..., Server]
 def pytest_addoption(parser: pytest.Parser) -> None:
     default = os.environ.get("CONFORMANCE_SERVER", "both")
     parser.addoption("--server", choices=["conch", "triton", "both"], default=default, help="servers to run against")
-    parser.addoption("--core", action="store_true", help="leave out unit tests that need other extras than dev")
+    parser.addoption("--core", action="store_true", help="leave out unit tests that take long or need other extras")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,7 +1,8 @@
 """The blocks of a paged KV cache: which slot uses which blocks, and which blocks slots share. No I/O.
 
 A block belongs to every slot that shares it. Slots share only blocks that are full, so that no slot writes into a block
-of another.
+of another. A retained slot has no running sequence; its blocks are kept for prompts with the same beginning until they
+are needed.
 """
 
 from __future__ import annotations
@@ -14,20 +15,46 @@ class KvBlocks:
         self.count, self.size = count, size
         self._free = list(range(count - 1, -1, -1))
         self._users = [0] * count
+        # The users that are not retained.
+        self._pins = [0] * count
+        self._pinned = 0
         self._slots: dict[int, list[int]] = {}
+        self._retained: set[int] = set()
 
     @property
     def used(self) -> int:
         """The number of blocks that at least one slot uses."""
         return self.count - len(self._free)
 
+    @property
+    def pinned(self) -> int:
+        """The number of blocks that at least one slot uses that is not retained."""
+        return self._pinned
+
+    @property
+    def free(self) -> int:
+        """The number of blocks that no slot uses."""
+        return len(self._free)
+
     def blocks(self, slot: int) -> list[int]:
         """Return the blocks of a slot in order; the caller must not change the list."""
         return self._slots.get(slot, [])
 
-    def owned(self, slot: int) -> int:
-        """Return the number of blocks that become free when only this slot is freed."""
-        return sum(self._users[block] == 1 for block in self.blocks(slot))
+    def unpinned(self, slot: int, tokens: int) -> int:
+        """Return how many of the full blocks of the first ``tokens`` tokens only retained slots use."""
+        return sum(not self._pins[block] for block in self.blocks(slot)[: tokens // self.size])
+
+    def retain(self, slot: int) -> None:
+        """Keep the blocks of a slot whose sequence has ended."""
+        self._retained.add(slot)
+        for block in self.blocks(slot):
+            self._unpin(block)
+
+    def resume(self, slot: int) -> None:
+        """Let a sequence continue a retained slot."""
+        self._retained.remove(slot)
+        for block in self.blocks(slot):
+            self._pin(block)
 
     def reserve(self, slot: int, tokens: int) -> bool:
         """Extend a slot to hold ``tokens`` tokens in all; returns False, without a change, if the cache is full."""
@@ -51,6 +78,7 @@ class KvBlocks:
         held = self._slots[source]
         for block in held[:full]:
             self._users[block] += 1
+            self._pin(block)
         self._slots[target] = held[:full]
         if not rest:
             return True, None
@@ -63,14 +91,26 @@ class KvBlocks:
         held = self._slots.get(slot, [])
         kept = -(-tokens // self.size)
         for block in reversed(held[kept:]):
+            if slot not in self._retained:
+                self._unpin(block)
             self._users[block] -= 1
             if not self._users[block]:
                 self._free.append(block)
         del held[kept:]
         if not held:
             self._slots.pop(slot, None)
+            self._retained.discard(slot)
 
     def _take(self) -> int:
         block = self._free.pop()
         self._users[block] = 1
+        self._pin(block)
         return block
+
+    def _pin(self, block: int) -> None:
+        self._pinned += not self._pins[block]
+        self._pins[block] += 1
+
+    def _unpin(self, block: int) -> None:
+        self._pins[block] -= 1
+        self._pinned -= not self._pins[block]

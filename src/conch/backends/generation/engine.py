@@ -39,10 +39,11 @@ class EngineSpec:
     ``config`` is config.json, or its equivalent from a GGUF file. ``device`` is ``cpu`` or ``cuda``, ``device_id`` the
     number of a GPU, ``threads`` the number of cores. ``dtype`` is ``auto``, ``float32``, ``bfloat16`` or ``float16``.
     ``context`` is the length limit of a sequence with its prompt, ``cache_tokens`` the size of the KV cache, and
-    ``max_batched_tokens`` the prompt tokens of a step, all in tokens; zero leaves a number to the engine. ``adapters``
-    are folders of LoRA adapters by name, ``draft`` is the folder of a draft model for speculative decoding.
-    ``arguments`` go to the engine's library unchanged (vLLM's engine arguments, for example). ``tokenizer`` is only
-    needed for structured output.
+    ``max_batched_tokens`` the prompt tokens of a step, all in tokens; zero leaves a number to the engine. With
+    ``batch_invariant``, the result of a request must not depend on other requests. ``adapters`` are folders of LoRA
+    adapters by name, ``draft`` is the folder of a draft model for speculative decoding. ``arguments`` go to the
+    engine's library unchanged (vLLM's engine arguments, for example). ``tokenizer`` is only needed for structured
+    output.
     """
 
     directory: Path
@@ -59,6 +60,7 @@ class EngineSpec:
     max_batched_tokens: int = 0
     cache_tokens: int = 0
     prefix_caching: bool = True
+    batch_invariant: bool = False
     adapters: Mapping[str, Path] = field(default_factory=dict)
     draft: Path | None = None
     draft_tokens: int = 0
@@ -158,6 +160,8 @@ class GenerationEngine(ABC):
     precision: str = ""
     #: The module whose version is the engine's, if its name differs from the engine's.
     library: ClassVar[str] = ""
+    #: Whether the results of a request do not depend on other requests.
+    batch_invariant: bool = False
     #: Warnings about the model, for the log.
     warnings: Sequence[str] = ()
     #: Names of LoRA adapters, the values of ``SamplingParams.lora_name``.

@@ -50,6 +50,9 @@ def open_engine(name: str, spec: EngineSpec) -> GenerationEngine:
     """
     module: Any = import_module(f"conch.backends.engines.{name}")
     engine: GenerationEngine = module.open(spec)
+    if spec.batch_invariant and not engine.batch_invariant:
+        engine.close()
+        raise invalid(f"parameter 'batch_invariant' is not supported by engine '{name}'")
     return engine
 
 
@@ -73,6 +76,7 @@ def _runtime_facts(engine: GenerationEngine, spec: EngineSpec, checkpoint: Check
         **({"precision": engine.precision} if engine.precision else {}),
         **({"variant": variant} if variant else {}),
         **{name: str(limit) for name, limit in limits.items() if limit},
+        **({"batch_invariant": "true"} if engine.batch_invariant else {}),
     }
 
 

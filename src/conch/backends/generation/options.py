@@ -33,6 +33,12 @@ GENERATION_PARAMETERS: Final = (
     Parameter(
         "enable_prefix_caching", "`true`, `false`", "`true`", "keep what was computed for prompts that begin alike"
     ),
+    Parameter(
+        "batch_invariant",
+        "`true`, `false`",
+        "`false`",
+        "answers do not depend on other requests, at the price of one sequence per run of the network",
+    ),
     Parameter("max_tokens", "tokens", "the checkpoint's, else 256", "the default of the sampling parameter"),
     Parameter("chat_template", "file", "the checkpoint's", "a Jinja template that makes a prompt of a conversation"),
     Parameter("chat_template_timeout", "seconds", "5", "processor time that the template may take for a conversation"),
@@ -111,6 +117,7 @@ def engine_spec(
         max_batched_tokens=options.integer("max_num_batched_tokens"),
         cache_tokens=options.integer("kv_cache_tokens"),
         prefix_caching=options.flag("enable_prefix_caching", True),
+        batch_invariant=options.flag("batch_invariant"),
         adapters={name: checkpoint.named_path("lora_modules", path) for name, path in options.adapters.items()},
         draft=checkpoint.named_path("speculative_model", draft) if draft else None,
         draft_tokens=options.integer("num_speculative_tokens"),

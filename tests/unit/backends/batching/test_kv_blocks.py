@@ -38,10 +38,8 @@ def test_shared_block_is_free_after_its_last_slot() -> None:
     cache = KvBlocks(2, 4)
     cache.reserve(0, 8)
     cache.share(0, 1, 4)
-    assert (cache.owned(0), cache.owned(1)) == (1, 0)
     cache.truncate(0, 0)
     assert cache.used == 1
-    assert cache.owned(1) == 1
     cache.truncate(1, 0)
     assert cache.used == 0
 
@@ -52,3 +50,19 @@ def test_truncated_slot_keeps_the_block_that_its_tokens_end_in() -> None:
     cache.truncate(0, 5)
     assert len(cache.blocks(0)) == 2
     assert cache.used == 2
+
+
+def test_blocks_of_retained_slots_are_not_pinned_unless_a_running_slot_shares_them() -> None:
+    cache = KvBlocks(4, 4)
+    cache.reserve(0, 12)
+    cache.share(0, 1, 4)
+    cache.retain(0)
+    assert (cache.used, cache.pinned, cache.free) == (3, 1, 1)
+    assert cache.unpinned(0, 12) == 2
+    cache.truncate(0, 8)
+    assert (cache.used, cache.pinned) == (2, 1)
+    cache.resume(0)
+    assert cache.pinned == 2
+    cache.truncate(0, 0)
+    cache.truncate(1, 0)
+    assert (cache.used, cache.pinned) == (0, 0)

@@ -1,16 +1,20 @@
-"""The engine that a GGUF file gets, which must compute the weights that the file holds."""
+"""The engine that a model gets: one that computes the weights of a GGUF file, and supports the model's parameters."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from conch.backends.generation.engine import EngineSpec
 from conch.backends.generation.generation_backend import choose_engine, open_engine
+from conch.backends.generation.options import engine_spec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
+from tests.unit.backends.generation.fake_engine import FakeEngine
 from tests.unit.checkpoints.gguf_files import LLAMA, write
 
 MATRIX = "blk.0.ffn_up.weight"
@@ -102,3 +106,30 @@ def test_other_files_are_served_by_transformers_and_refused_by_openvino(
     with pytest.raises(ConchError, match=f"engine 'openvino' cannot serve {path}: .*{problem}") as refused:
         open_engine("openvino", EngineSpec(tmp_path, checkpoint.config, (), gguf=checkpoint.gguf))
     assert refused.value.code is Code.INVALID_ARG
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_engine_whose_results_depend_on_the_batch_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supported: bool
+) -> None:
+    engine = FakeEngine()
+    engine.batch_invariant = supported
+    monkeypatch.setitem(sys.modules, "conch.backends.engines.fake", SimpleNamespace(open=lambda spec: engine))
+    assert open_engine("fake", EngineSpec(tmp_path, {}, ())) is engine
+    spec = EngineSpec(tmp_path, {}, (), batch_invariant=True)
+    if supported:
+        assert open_engine("fake", spec) is engine
+        return
+    with pytest.raises(ConchError, match="parameter 'batch_invariant' is not supported by engine 'fake'") as refused:
+        open_engine("fake", spec)
+    assert refused.value.code is Code.INVALID_ARG
+    assert engine.closed
+
+
+@pytest.mark.parametrize(("values", "expected"), [({}, False), ({"batch_invariant": True}, True)])
+def test_batch_invariance_is_a_parameter_of_the_model(
+    tmp_path: Path, values: dict[str, object], expected: bool
+) -> None:
+    checkpoint = Checkpoint.open(file_with(tmp_path, MATRIX, 8).parent, Options.from_values(values))
+    spec = engine_spec(checkpoint, {"kind": "CPU", "device_id": 0}, None)
+    assert spec.batch_invariant == expected

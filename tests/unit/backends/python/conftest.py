@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.backends.python.interpreters import find_interpreter, make_environment
-from tests.unit.backends.python.worker import LaunchWorker, Worker
+from tests.unit.backends.python.worker import LaunchWorker, Template, Worker
 
 
 @pytest.fixture
@@ -27,15 +27,33 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_environment(version, interpreter, kept)
 
 
+@pytest.fixture(scope="session")
+def template() -> Iterator[Template | None]:
+    """The template of workers under the interpreter of the tests; None where the server has none either."""
+    if sys.platform != "linux":
+        yield None
+        return
+    template = Template()
+    yield template
+    template.close()
+
+
 @pytest.fixture
-def launch(tmp_path: Path, python: str) -> Iterator[LaunchWorker]:
-    """Make a worker for a model's source; ``start=False`` leaves the instance to the test."""
+def launch(tmp_path: Path, python: str, template: Template | None) -> Iterator[LaunchWorker]:
+    """Make a worker for a model's source; ``start=False`` leaves the instance to the test.
+
+    As in the server, a template forks workers under the interpreter of the tests, unless ``fork=False`` asks for a
+    process with streams of its own.
+    """
     workers: list[Worker] = []
 
-    def launch(source: str | None, *, start: bool = True, decoupled: bool = False, **config: Any) -> Worker:
+    def launch(
+        source: str | None, *, start: bool = True, fork: bool = True, decoupled: bool = False, **config: Any
+    ) -> Worker:
         if decoupled:
             config["model_transaction_policy"] = {"decoupled": True}
-        worker = Worker(tmp_path / str(len(workers)) / "m", source, config, python)
+        forks = template if fork and python == sys.executable else None
+        worker = Worker(tmp_path / str(len(workers)) / "m", source, config, python, forks)
         workers.append(worker)
         if start:
             assert worker.start()["op"] == "ready"

@@ -14,14 +14,13 @@ import pytest
 #: From the oldest that a Python model's environment may have to the newest that is released.
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 
-#: Runs a test of the fixture ``launch`` once for each version; one that this machine lacks is skipped. Those between
-#: the oldest and the newest are slow; tests without this mark run under the interpreter of the tests, which is one.
+_MARKS = {VERSIONS[0]: (), VERSIONS[-1]: pytest.mark.long}
+
+#: Runs a test of the fixture ``launch`` once for each version; one that this machine lacks is skipped. The oldest
+#: always runs, the newest is long, those between are slow. Tests without this mark run under the tests' interpreter.
 every_python = pytest.mark.parametrize(
     "python",
-    [
-        pytest.param(version, marks=[] if version in (VERSIONS[0], VERSIONS[-1]) else pytest.mark.slow)
-        for version in VERSIONS
-    ],
+    [pytest.param(version, marks=_MARKS.get(version, pytest.mark.slow)) for version in VERSIONS],
     indirect=True,
 )
 

@@ -179,6 +179,7 @@ def test_capsule_is_good_for_one_tensor() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+@pytest.mark.extras
 def test_torch_and_tensors_share_memory() -> None:
     import torch
 

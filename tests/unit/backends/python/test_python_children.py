@@ -70,13 +70,13 @@ def test_child_that_would_talk_to_the_server_is_told_who_can(launch: LaunchWorke
 
 
 def test_what_a_child_logs_is_on_its_standard_error(launch: LaunchWorker) -> None:
-    worker = launch(MODEL)
+    worker = launch(MODEL, fork=False)
     assert worker.text(IN_CHILD.format(call="pb_utils.Logger.log_info, 'of the child'")) == "None"
     assert "of the child\n" in worker.stop()[1]
 
 
 def test_child_that_returns_from_execute_is_ended(launch: LaunchWorker) -> None:
-    worker = launch(MODEL)
+    worker = launch(MODEL, fork=False)
     assert worker.text("pid = os.fork(); result = os.waitpid(pid, 0)[1] >> 8 if pid else 'the child'") == "1"
     assert worker.text("result = 'whole'") == "whole"
     assert "which a model has forked, returned from the model: it is ended" in worker.stop()[1]

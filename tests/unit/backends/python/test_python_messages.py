@@ -44,7 +44,8 @@ def test_messages_have_the_models_place(launch: LaunchWorker) -> None:
 
 
 def test_logging_that_a_model_configures_is_its_own(launch: LaunchWorker) -> None:
-    worker = launch("""
+    worker = launch(
+        """
     import logging
     class TritonPythonModel:
         def initialize(self, args):
@@ -52,7 +53,9 @@ def test_logging_that_a_model_configures_is_its_own(launch: LaunchWorker) -> Non
         def execute(self, requests):
             logging.info("asked for")
             return [answer("alive")]
-    """)
+    """,
+        fork=False,
+    )
     assert worker.text("x") == "alive"
     assert worker.logged == []
     assert worker.stop() == ("", "INFO asked for\n")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import socket
 import subprocess
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +20,8 @@ from conch.core.tensors import WireTensor, pack_bytes
 from conch.workers.child import worker as program
 from conch.workers.child.channel import Endpoint, Frame, Header, write
 from conch.workers.child.packing import Packer, Unpacker
+from conch.workers.child.template import MAX_MESSAGE
+from conch.workers.host.templates import adopting
 
 PREAMBLE = """\
 import triton_python_backend_utils as pb_utils, numpy as np, asyncio, os, sys, threading, time
@@ -26,10 +32,82 @@ def answer(*texts):
 """
 
 
-class Worker:
-    """The server's side of one worker of the model ``m``."""
+#: What a worker of a Python model imports, which takes most of its start.
+MODULES: Final = ["numpy", "asyncio", "conch.backends.python.python_backend", "conch.workers.child.packing"]
 
-    def __init__(self, directory: Path, source: str | None, config: dict[str, Any], python: str) -> None:
+
+class ForkedProcess:
+    """A process that a template has forked, with the interface of ``Popen``; both streams go to one pipe."""
+
+    def __init__(self, pid: int, output: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._output = os.fdopen(output, "rb")
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                if not select.select([descriptor], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            finally:
+                os.close(descriptor)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[bytes, bytes]:
+        self.wait(timeout)
+        if self._output.closed:
+            return b"", b""
+        with self._output:
+            return self._output.read(), b""
+
+
+class Template:
+    """The server's worker template, which forks workers of Python models under this interpreter."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, program.__file__, str(theirs.fileno()), program.TEMPLATE]
+            self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
+        self._send({"op": "import", "modules": MODULES})
+        assert self._reply() == {"hindrance": ""}
+
+    def fork(self, channel: int) -> ForkedProcess:
+        """Fork a worker at a channel."""
+        readable, writable = os.pipe()
+        with adopting() as children:
+            self._send({"op": "fork", "as": "worker", "environment": {}}, channel, writable)
+            os.close(writable)
+            pid = self._reply()["pid"]
+            children.add(pid)
+        return ForkedProcess(pid, readable)
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+    def _send(self, message: dict[str, Any], *descriptors: int) -> None:
+        socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+
+    def _reply(self) -> Any:
+        return json.loads(self._control.recv(MAX_MESSAGE))
+
+
+class Worker:
+    """The server's side of one worker of the model ``m``, which ``template`` forks, or else ``python`` runs."""
+
+    def __init__(
+        self, directory: Path, source: str | None, config: dict[str, Any], python: str, template: Template | None
+    ) -> None:
         self.directory = directory
         self.filename = config.get("default_model_filename") or "model.py"
         version = directory / "1"
@@ -44,11 +122,15 @@ class Worker:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(30)
         with theirs:
-            self.process = subprocess.Popen(
-                [python, program.__file__, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+            self.process = (
+                template.fork(theirs.fileno())
+                if template is not None
+                else subprocess.Popen(
+                    [python, program.__file__, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
             )
         self.send(
             {
@@ -141,7 +223,7 @@ class Worker:
         return first(done["responses"][0])
 
     def stop(self) -> tuple[str, str]:
-        """End the worker properly; what it wrote to its standard streams."""
+        """End the worker properly; what it wrote to its standard streams, all of it first if it was forked."""
         assert self.ask({"op": "stop"}) == {"op": "stopped"}
         out, err = self.process.communicate(timeout=30)
         assert self.process.returncode == 0
@@ -161,5 +243,5 @@ def array(name: str, datatype: str, values: np.ndarray[Any, Any]) -> WireTensor:
     return WireTensor(name, datatype, values.shape, values.tobytes())
 
 
-#: The fixture ``launch``: a model's source, then ``start``, ``decoupled``, ``python`` and fields of the configuration.
+#: The fixture ``launch``: a model's source, then ``start``, ``fork``, ``decoupled`` and fields of the configuration.
 LaunchWorker = Callable[..., Worker]

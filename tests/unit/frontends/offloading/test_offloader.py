@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from tritonclient.grpc import service_pb2
 
 from conch.core.errors import Code, ConchError, invalid, not_found, unavailable
@@ -30,6 +31,8 @@ from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, decode_infer,
 from conch.wire.openai.endpoints import ENDPOINTS
 from conch.wire.openai.reading import ApiError, Fields
 from conch.wire.regions import NO_REGIONS, Regions
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LIMIT = 64 << 20
 NUMBERS = TensorSpec("numbers", "FP32", (-1,))
@@ -69,11 +72,15 @@ class RecordedProcess(OffloadingProcess):
         return await super().perform(work, check)
 
 
-@pytest.fixture
-async def offloader() -> AsyncIterator[Offloader]:
+async def _new_offloader() -> AsyncIterator[Offloader]:
     offloader = Offloader(1 << 30, 30, ByteBudget(1 << 30))
     yield offloader
     await offloader.close()
+
+
+#: Shared by all tests of this file that leave its processes running: to start one takes as long as all they do.
+offloader = pytest_asyncio.fixture(_new_offloader, loop_scope="module", scope="module", name="offloader")
+own_offloader = pytest_asyncio.fixture(_new_offloader, loop_scope="module", name="own_offloader")
 
 
 @pytest.fixture
@@ -279,7 +286,7 @@ async def test_a_model_that_is_missing_refuses_the_request_and_the_process_conti
 
 @pytest.mark.parametrize("missing", [True, False])
 async def test_a_process_that_got_no_answer_to_its_question_is_not_given_other_work(
-    offloader: Offloader, monkeypatch: pytest.MonkeyPatch, missing: bool
+    own_offloader: Offloader, monkeypatch: pytest.MonkeyPatch, missing: bool
 ) -> None:
     def signature_of(name: str) -> ModelSignature:
         monkeypatch.setattr("conch.frontends.offloading.offloader.SharedMessage", no_memory)
@@ -291,9 +298,9 @@ async def test_a_process_that_got_no_answer_to_its_question_is_not_given_other_w
         monkeypatch.undo()
         raise unavailable("there is no memory")
 
-    error = await refusal(decode_openai_elsewhere(offloader, b'{"model": "x"}', "chat", signature_of))
+    error = await refusal(decode_openai_elsewhere(own_offloader, b'{"model": "x"}', "chat", signature_of))
     assert "try again" in error.message
-    request, _ = await decode_infer_elsewhere(offloader, json.dumps(INFER).encode())
+    request, _ = await decode_infer_elsewhere(own_offloader, json.dumps(INFER).encode())
     assert request.id == "an id"
 
 
@@ -348,14 +355,14 @@ async def test_what_takes_too_long_is_refused_and_the_next_is_served() -> None:
     await offloader.close()
 
 
-async def test_work_that_gets_no_processor_time_is_to_be_tried_again(offloader: Offloader) -> None:
+async def test_work_that_gets_no_processor_time_is_to_be_tried_again(own_offloader: Offloader) -> None:
     body = json.dumps(INFER).encode()
     before = set(children_of(os.getpid()))
-    await decode_infer_elsewhere(offloader, body)
+    await decode_infer_elsewhere(own_offloader, body)
     (process,) = set(children_of(os.getpid())) - before
     os.kill(process, signal.SIGSTOP)
-    offloader.wall_seconds = 0.01
-    error = await refusal(decode_infer_elsewhere(offloader, body))
+    own_offloader.wall_seconds = 0.01
+    error = await refusal(decode_infer_elsewhere(own_offloader, body))
     assert error.code is Code.UNAVAILABLE and error.message.startswith("the server is busy: ")
 
 
@@ -367,43 +374,45 @@ async def test_what_takes_too_much_memory_is_refused() -> None:
 
 
 async def test_a_process_that_dies_fails_what_it_did_alone(
-    offloader: Offloader, processes: list[RecordedProcess]
+    own_offloader: Offloader, processes: list[RecordedProcess]
 ) -> None:
-    slow = asyncio.ensure_future(decode_infer_elsewhere(offloader, b"[" + b"{}," * 5_000_000 + b"{}]"))
+    slow = asyncio.ensure_future(decode_infer_elsewhere(own_offloader, b"[" + b"{}," * 5_000_000 + b"{}]"))
     os.kill((await begun(processes)).pid, signal.SIGKILL)
     assert (await refusal(slow)).code is Code.INTERNAL
-    request, _ = await decode_infer_elsewhere(offloader, json.dumps(INFER).encode())
+    request, _ = await decode_infer_elsewhere(own_offloader, json.dumps(INFER).encode())
     assert request.id == "an id"
 
 
-async def test_work_that_is_not_awaited_is_not_begun(offloader: Offloader, processes: list[RecordedProcess]) -> None:
+async def test_work_that_is_not_awaited_is_not_begun(
+    own_offloader: Offloader, processes: list[RecordedProcess]
+) -> None:
     body = b"[" + b"{}," * 2_000_000 + b"{}]"
     size = len(body)
-    running = [asyncio.ensure_future(decode_load_elsewhere(offloader, body)) for _ in range(2)]
-    waiting = asyncio.ensure_future(decode_load_elsewhere(offloader, b"{}", 100 << 20))
+    running = [asyncio.ensure_future(decode_load_elsewhere(own_offloader, body)) for _ in range(2)]
+    waiting = asyncio.ensure_future(decode_load_elsewhere(own_offloader, b"{}", 100 << 20))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, *running, return_exceptions=True)
-    await asyncio.gather(decode_load_elsewhere(offloader, b"{ }"), return_exceptions=True)
+    await asyncio.gather(decode_load_elsewhere(own_offloader, b"{ }"), return_exceptions=True)
     assert sorted(size for process in processes for size in process.sizes) == [3, size, size]
 
 
 async def test_work_that_its_client_gave_up_does_not_keep_the_process(
-    offloader: Offloader, processes: list[RecordedProcess], monkeypatch: pytest.MonkeyPatch
+    own_offloader: Offloader, processes: list[RecordedProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("conch.frontends.offloading.offloader.GRACE_SECONDS", 0.0)
-    slow = asyncio.ensure_future(decode_load_elsewhere(offloader, b"[" + b"{}," * 5_000_000 + b"{}]"))
+    slow = asyncio.ensure_future(decode_load_elsewhere(own_offloader, b"[" + b"{}," * 5_000_000 + b"{}]"))
     process = await begun(processes)
     slow.cancel()
     await process.ended.wait()
-    assert await decode_load_elsewhere(offloader, b"{}") == read_load(b"{}")
+    assert await decode_load_elsewhere(own_offloader, b"{}") == read_load(b"{}")
 
 
-async def test_a_small_body_does_not_wait_for_giants(offloader: Offloader) -> None:
+async def test_a_small_body_does_not_wait_for_giants(own_offloader: Offloader) -> None:
     giant = b"[" + b"{}," * 4_000_000 + b"{}]"
-    giants = [asyncio.ensure_future(decode_load_elsewhere(offloader, giant)) for _ in range(3)]
+    giants = [asyncio.ensure_future(decode_load_elsewhere(own_offloader, giant)) for _ in range(3)]
     await asyncio.sleep(0)
-    assert await decode_load_elsewhere(offloader, b"{}") == read_load(b"{}")
+    assert await decode_load_elsewhere(own_offloader, b"{}") == read_load(b"{}")
     assert not any(one.done() for one in giants[1:])
     for one in giants:
         one.cancel()

@@ -100,6 +100,7 @@ def test_ctrl_c_keeps_whole_rounds() -> None:
     assert found.stopped and len(found.rounds) == 1 and figure(found).ratio == 2
 
 
+@pytest.mark.long
 def test_two_servers_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = tmp_path / "out.json"
     with running(KnownServer(service=0.01)) as a, running(KnownServer(service=0.04)) as b:

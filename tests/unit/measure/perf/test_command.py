@@ -21,6 +21,7 @@ from tests.unit.measure.perf.known_server import KnownServer, running
 QUICK = ["-m", "known", "-p", "300", "--warm-up", "0.1", "-s", "900"]
 
 
+@pytest.mark.long
 def test_a_server_that_dies_leaves_what_was_measured_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     csv, document = tmp_path / "out.csv", tmp_path / "out.json"
     # The first level takes some 500 answers; of the last one there is a part.

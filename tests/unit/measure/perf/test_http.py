@@ -32,7 +32,7 @@ def _of(server: KnownServer) -> Address:
     return Address("127.0.0.1", server.port)
 
 
-@pytest.mark.parametrize("rates", [None, Levels(200, 200, 1)])
+@pytest.mark.parametrize("rates", [None, pytest.param(Levels(200, 200, 1), marks=pytest.mark.long)])
 def test_requests_travel_over_tls(certificate: Path, rates: Levels | None) -> None:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificate, certificate.with_name("key.pem"))
@@ -49,7 +49,7 @@ def test_requests_travel_over_tls(certificate: Path, rates: Levels | None) -> No
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
-@pytest.mark.parametrize("rates", [None, Levels(200, 200, 1)])
+@pytest.mark.parametrize("rates", [None, pytest.param(Levels(200, 200, 1), marks=pytest.mark.long)])
 def test_requests_travel_over_ipv6(rates: Levels | None) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()

@@ -41,7 +41,7 @@ def test_the_limit_is_measured_once_for_a_number_of_callers(protocol: str) -> No
     assert limit.at(3) == found  # which is not measured again
 
 
-@pytest.mark.parametrize(("protocol", "processes"), [("http", 1), ("grpc", 1), ("http", 2)])
+@pytest.mark.parametrize(("protocol", "processes"), [("grpc", 1), ("http", 2)])
 def test_every_request_is_answered_whatever_its_size_by_processes_that_share_a_port(
     protocol: str, processes: int
 ) -> None:

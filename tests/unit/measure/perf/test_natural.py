@@ -180,15 +180,15 @@ def test_requests_have_the_batches_of_the_mix() -> None:
     [
         (TEXT_MODEL, {}),
         (TEXT_MODEL, {"binary": False}),
-        (TEXT_MODEL, {"batch_size": 4}),
-        (WRITER, {"endpoint": "generate"}),
+        pytest.param(TEXT_MODEL, {"batch_size": 4}, marks=pytest.mark.long),
+        pytest.param(WRITER, {"endpoint": "generate"}, marks=pytest.mark.long),
         (WRITER, {"protocol": "openai", "endpoint": "v1/chat/completions"}),
-        (WRITER, {"protocol": "openai", "endpoint": "v1/embeddings"}),
+        pytest.param(WRITER, {"protocol": "openai", "endpoint": "v1/embeddings"}, marks=pytest.mark.long),
     ],
 )
 def test_no_two_requests_are_alike(metadata: Mapping[str, Any], given: dict[str, Any]) -> None:
     """Also with more of them than there are texts, and from two processes."""
-    count = 4000
+    count = 1500
     config = {"max_batch_size": 8 if metadata is TEXT_MODEL else 0}
     with running(KnownServer(metadata=metadata, config=config)) as server:
         plan = PerfPlan(
@@ -230,6 +230,12 @@ def test_the_headline_names_the_product_and_what_is_sent(
         assert main(["perf", *flags, "--json", str(file)]) == 0
         headline = f"{product} at 127.0.0.1:{server.port} over HTTP: model 'known', texts of 10 to 256 tokens\n"
         assert capsys.readouterr().out.startswith(headline)
+    assert json.loads(file.read_text())["sent"] == "texts of 10 to 256 tokens"
+
+
+@pytest.mark.long
+def test_both_headlines_of_a_comparison_say_what_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    with running(KnownServer(metadata=TEXT_MODEL)) as server:
+        flags = ["-m", "known", "-u", f"127.0.0.1:{server.port}", "--request-count", "5", "--no-sender-limit"]
         assert main(["perf", *flags, "--against-model", "known", "-p", "50", "--rounds", "1"]) == 0
     assert "B: 'known' at " in (shown := capsys.readouterr().out) and shown.count("texts of 10 to 256 tokens") == 2
-    assert json.loads(file.read_text())["sent"] == "texts of 10 to 256 tokens"

@@ -7,7 +7,9 @@ import json
 import re
 import wave
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from math import prod
 from random import Random
 from struct import pack
@@ -76,16 +78,18 @@ class TextWriter:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._parts = sorted({(_words(part), part) for part in _parts() if _BEGINNING.match(part)})
+        self._parts = _counted_parts()
         self._questions = [question for document in builtin.documents() for question in document.questions]
 
     def text(self, tokens: int) -> str:
         """A text of at most ``tokens`` tokens and only slightly fewer, with at least one short sentence."""
-        left = int((tokens - _AROUND) / _SPLIT)
-        shortest = self._parts[0][0]
-        parts = [self._part(max(left, shortest))]
-        while (left := left - _words(parts[-1])) >= shortest:
-            parts.append(self._part(left))
+        shortest, _ = self._parts[0]
+        left = max(int((tokens - _AROUND) / _SPLIT), shortest)
+        parts: list[str] = []
+        while left >= shortest:
+            words, part = self._part(left)
+            parts.append(part)
+            left -= words
         return self._numbered(" ".join(parts))
 
     def question(self) -> str:
@@ -95,10 +99,16 @@ class TextWriter:
     def _numbered(self, text: str) -> str:
         return f"{self._random.randrange(10**5, 10**6)} {text}"
 
-    def _part(self, max_words: int) -> str:
-        """A sentence or a passage of at most ``most`` words."""
-        fitting = next((index for index, (words, _) in enumerate(self._parts) if words > max_words), len(self._parts))
-        return self._parts[max(self._random.randrange(fitting) for _ in range(_TRIES))][1]
+    def _part(self, max_words: int) -> tuple[int, str]:
+        """A sentence or a passage of at most ``max_words`` words, after its number of words."""
+        fitting = bisect_left(self._parts, (max_words + 1,))
+        return self._parts[max(self._random.randrange(fitting) for _ in range(_TRIES))]
+
+
+@cache
+def _counted_parts() -> Sequence[tuple[int, str]]:
+    """The parts of texts after their numbers of words, the shortest first."""
+    return sorted({(_words(part), part) for part in _parts() if _BEGINNING.match(part)})
 
 
 def _parts() -> Iterator[str]:
@@ -181,8 +191,9 @@ def _syllable(length: int, random: np.random.Generator) -> np.ndarray:
     harmonics = pitch * np.arange(1, int(4000 / pitch))
     resonances = np.array(_VOWELS[random.integers(len(_VOWELS))])
     loudness = (1 / (1 + ((harmonics[:, None] - resonances) / _WIDTH) ** 2)).sum(axis=1) / np.sqrt(harmonics)
-    moments = np.arange(length) / SAMPLING_RATE
-    voice = (loudness[:, None] * np.sin(2 * np.pi * harmonics[:, None] * moments)).sum(axis=0)
+    # The sum of loudness[k] * sin(2π * harmonics[k] * t) is a polynomial of the fundamental, without sines.
+    fundamental = np.exp(2j * np.pi * pitch * np.arange(length) / SAMPLING_RATE)
+    voice = np.polyval(np.append(loudness[::-1], 0), fundamental).imag
     swell = np.sin(np.linspace(0, np.pi, length)).clip(0) ** 0.5
     samples: np.ndarray = 0.3 * swell * voice / (np.abs(voice).max() or 1.0)
     return samples

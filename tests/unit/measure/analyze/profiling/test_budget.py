@@ -83,7 +83,9 @@ class Silent:
     def failed(self, *given: object, before: bool) -> None: ...
 
 
-@pytest.mark.parametrize("budget", [60.0, 180.0, pytest.param(600.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "budget", [60.0, pytest.param(180.0, marks=pytest.mark.long), pytest.param(600.0, marks=pytest.mark.slow)]
+)
 def test_an_analysis_ends_within_its_budget_with_a_verified_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float
 ) -> None:

@@ -70,7 +70,9 @@ def batches(config: dict[str, Any], request_batch: int, callers: int, seed: int)
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "huggingface", "python"])
-@pytest.mark.parametrize(("request_batch", "callers"), [(1, 3), (1, 40), (3, 2), (3, 9)])
+@pytest.mark.parametrize(
+    ("request_batch", "callers"), [(1, 3), pytest.param(1, 40, marks=pytest.mark.long), (3, 2), (3, 9)]
+)
 def test_what_is_skipped_runs_the_same_batches(backend: str, request_batch: int, callers: int) -> None:
     same = defaultdict(list)
     for config in configs(backend, request_batch):

@@ -86,6 +86,7 @@ def _steps(draw: random.Random) -> Iterator[Step]:
         yield Step(first, first + draw.randint(0, 20), draw.uniform(1.05, 2.0), draw.random() < 0.3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
 def test_what_is_recommended_is_never_slower_than_the_default(part: int) -> None:
     worse, advice = [], Counter[str]()

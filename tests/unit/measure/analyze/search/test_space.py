@@ -206,6 +206,7 @@ def test_a_model_that_does_not_exist_is_refused() -> None:
         )
 
 
+@pytest.mark.long
 @given(
     max_batch_size=st.integers(0, 64),
     delay=st.none() | st.integers(0, 5000),

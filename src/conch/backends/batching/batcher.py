@@ -1,0 +1,425 @@
+"""In-flight batching over a decoder: sequences join and leave the batch at every step.
+
+A step decodes a token for each running sequence and reads chunks of prompts, in the same run of the decoder. Sequences
+that use an adapter have a run of their own. Prompts are read in the order of rank (priority, then arrival);
+``step_budget.py`` limits their tokens.
+
+If the KV cache is full, retained prefixes are freed first (``sequence_cache.py``). Then the running sequence of the
+lowest rank is preempted: it waits again and later continues after its tokens. The sequence of the highest rank is never
+preempted, so that all sequences end.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import merge
+from importlib.util import find_spec
+from itertools import count, groupby
+from math import lcm
+from operator import attrgetter
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+
+from conch.backends.batching.decoder import Chunk, Decoder, Logits
+from conch.backends.batching.grammars import Matcher, grammar_compiler
+from conch.backends.batching.prefixes import common_length
+from conch.backends.batching.sampler import BeamSearch, SequenceState, generator, sample, sample_beams
+from conch.backends.batching.sequence_cache import SequenceCache
+from conch.backends.batching.step_budget import StepBudget
+from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
+from conch.core.errors import invalid, unavailable
+from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature
+from conch.core.sampling.structures import Structure
+
+#: The default number of sequences in the batch.
+SEQUENCES: Final = 48
+#: The size of the chunks of a prompt if results must not depend on the batch (tokens).
+INVARIANT_CHUNK: Final = 128
+_FEATURES: Final = frozenset(
+    {
+        *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION),
+        *(Feature.PENALTIES, Feature.MIN_TOKENS, Feature.BAD_WORDS, Feature.LOGIT_BIAS),
+    }
+)
+
+
+@dataclass(slots=True, eq=False)
+class BatchSequence(SequenceState):
+    """A request in the batch, or waiting for it.
+
+    ``slots`` are its slots in the decoder, one per beam with beam search; it has none while it waits. Each slot holds
+    ``read`` tokens. A preempted sequence waits until ``blocks`` blocks are available, because it needed more.
+    """
+
+    slots: list[int] = field(default_factory=list)
+    read: int = 0
+    blocks: int = 0
+
+    @property
+    def adapter(self) -> str:
+        return self.sampling.lora_name
+
+    @property
+    def reading(self) -> bool:
+        """Whether tokens are left to read besides the one that was chosen last."""
+        return self.search is None and len(self.tokens) - self.read > 1
+
+    @property
+    def last_tokens(self) -> list[int]:
+        """The last token of the sequence, or of each beam."""
+        return [self.tokens[-1]] if self.search is None else [beam.tokens[-1] for beam in self.search.running]
+
+
+@dataclass(slots=True)
+class ScheduledSequence:
+    """The chunks of a sequence in a step, one for each of its slots."""
+
+    sequence: BatchSequence
+    chunks: list[Chunk]
+
+
+_rank = attrgetter("rank")
+
+
+class InFlightBatcher(GenerationEngine):
+    """An engine over a ``decoder``. Subclasses set ``name`` and ``library``.
+
+    With ``spec.batch_invariant``, each chunk has a run of its own, and its boundaries do not depend on other sequences.
+    """
+
+    def __init__(self, decoder: Decoder, spec: EngineSpec, *, clock: Callable[[], float] = perf_counter) -> None:
+        self._decoder, self._clock = decoder, clock
+        self.block_tokens = decoder.block_tokens
+        self.cache_tokens = decoder.blocks * decoder.block_tokens
+        self.context = min(decoder.context, self.cache_tokens)
+        self.vocabulary = decoder.vocabulary
+        self.token_bytes = decoder.token_bytes
+        self.precision = decoder.precision
+        self.adapters = tuple(decoder.adapters)
+        self.batch_invariant = spec.batch_invariant
+        self.max_sequences = max(1, min(spec.max_sequences or SEQUENCES, decoder.slots, decoder.batched_tokens - 1))
+        self.features = _FEATURES
+        if decoder.rewinds:
+            self.features |= {Feature.BEAMS}
+        if self.adapters:
+            self.features |= {Feature.LORA}
+        self._grammars = grammar_compiler(spec, self.vocabulary)
+        if self._grammars is not None:
+            self.features |= STRUCTURED_OUTPUTS
+        elif find_spec("llguidance") is None:
+            self.lacking = STRUCTURED_OUTPUTS
+        self._eos_ids = frozenset(spec.eos_ids)
+        limit = min(spec.max_batched_tokens or decoder.batched_tokens, decoder.batched_tokens)
+        self._budget = StepBudget(limit)
+        #: The size of chunks that start at multiples of it; 0 if the size follows from the budget.
+        self._chunk = min(INVARIANT_CHUNK, limit) if spec.batch_invariant else 0
+        self._unit = lcm(self._chunk or decoder.block_tokens, decoder.block_tokens)
+        self._cache = SequenceCache(decoder, self._unit, retains=spec.prefix_caching and decoder.rewinds)
+        self._sequences: dict[int, BatchSequence] = {}
+        # Both by rank.
+        self._waiting: list[BatchSequence] = []
+        self._running: list[BatchSequence] = []
+        self._arrivals = count()
+        self._prefix_queries = self._prefix_hits = self._preemptions = 0
+
+    def add(self, request: EngineRequest) -> None:
+        sampling = request.sampling
+        if sampling.beam_width > self.max_sequences:
+            raise invalid(
+                f"beam_width {sampling.beam_width} is more than the {self.max_sequences} sequences of a batch"
+            )
+        if sampling.beam_width > 1 and sampling.structured_outputs is not None:
+            raise invalid(f"beam search with structured output is not supported by engine '{self.name}'")
+        end_ids = sampling.end_ids(self._eos_ids)
+        matcher = None
+        if sampling.structured_outputs is not None and self._grammars is not None:
+            matcher = Matcher(request.compiled or self._grammars.compile(sampling.structured_outputs))
+            # When a structure is complete, only an end-of-sequence token is allowed.
+            end_ids |= self._eos_ids
+        sequence = BatchSequence(
+            id=request.id,
+            rank=(request.priority, next(self._arrivals)),
+            sampling=sampling,
+            tokens=list(request.prompt),
+            prompt_length=len(request.prompt),
+            end_ids=frozenset(end for end in end_ids if 0 <= end < self.vocabulary),
+            max_length=min(len(request.prompt) + sampling.max_tokens, self.context),
+            generator=generator(sampling.seed),
+            matcher=matcher,
+        )
+        self._sequences[sequence.id] = sequence
+        insort(self._waiting, sequence, key=_rank)
+
+    def compile(self, structure: Structure) -> Any:
+        return self._grammars.compile(structure) if self._grammars is not None else None
+
+    def step(self) -> list[Progress]:
+        progress: list[Progress] = []
+        scheduled = self._schedule_decoding(progress)
+        rows = sum(len(entry.chunks) for entry in scheduled)
+        scheduled += self._schedule_prompts(rows, progress)
+        seconds = 0.0
+        for adapter, group in _by_adapter(scheduled):
+            # A beam search of an earlier group may have preempted sequences of this one.
+            group = [entry for entry in group if entry.sequence.slots]
+            if group:
+                before = self._clock()
+                logits = self._compute([chunk for entry in group for chunk in entry.chunks], adapter)
+                seconds += self._clock() - before
+                progress += self._advance(group, logits)
+        if scheduled:
+            self._budget.measure(
+                rows, sum(len(chunk.tokens) for entry in scheduled for chunk in entry.chunks) - rows, seconds
+            )
+        return progress
+
+    def cancel(self, id: int) -> None:
+        sequence = self._sequences.get(id)
+        if sequence is not None:
+            self._end(sequence)
+
+    def usage(self) -> EngineUsage:
+        return EngineUsage(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            used_tokens=self._cache.running_tokens,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+            preemptions=self._preemptions,
+        )
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sequences)
+
+    def close(self) -> None:
+        for sequence in list(self._sequences.values()):
+            self._end(sequence)
+        self._cache.clear()
+        self._decoder.close()
+        self._grammars = None
+
+    def _schedule_decoding(self, progress: list[Progress]) -> list[ScheduledSequence]:
+        """Return the next chunk of each sequence that decodes, and make room for it; may preempt or fail sequences."""
+        return [
+            ScheduledSequence(sequence, self._decode_chunks(sequence))
+            for sequence in list(self._running)
+            if sequence.slots and not sequence.reading and self._grow(sequence, progress)
+        ]
+
+    def _decode_chunks(self, sequence: BatchSequence) -> list[Chunk]:
+        return [
+            self._chunk_of(slot, sequence.read, [token])
+            for slot, token in zip(sequence.slots, sequence.last_tokens, strict=True)
+        ]
+
+    def _schedule_prompts(self, rows: int, progress: list[Progress]) -> list[ScheduledSequence]:
+        """Return the next chunks of prompts beside ``rows`` decoding rows, by rank; starts waiting sequences."""
+        scheduled: list[ScheduledSequence] = []
+        reading = [sequence for sequence in self._running if sequence.reading]
+        if not reading and not self._waiting:
+            return scheduled
+        left = min(self._budget.tokens(rows), self._decoder.batched_tokens - rows)
+        full = False
+        for sequence in merge(reading, self._waiting[: self.max_sequences], key=_rank):
+            if left <= 0:
+                break
+            if not sequence.slots:
+                if full or self._is_being_read(sequence):
+                    continue
+                if not self._start(sequence):
+                    # Sequences of lower rank must not overtake this one.
+                    full = True
+                    if not self._running:
+                        progress.append(self._fail(sequence))
+                    continue
+            size = self._chunk_size(sequence, left)
+            left -= size
+            end = sequence.read + size
+            chunk = self._chunk_of(sequence.slots[0], sequence.read, sequence.tokens[sequence.read : end])
+            chunk.wanted = int(end == len(sequence.tokens))
+            scheduled.append(ScheduledSequence(sequence, [chunk]))
+        return scheduled
+
+    def _chunk_size(self, sequence: BatchSequence, left: int) -> int:
+        """Return how many of the sequence's tokens to read in this step if ``left`` tokens may be read."""
+        remaining = len(sequence.tokens) - sequence.read
+        if not self._chunk:
+            return min(remaining, left)
+        if sequence.read >= sequence.prompt_length:
+            # A preempted sequence reads the tokens that it had generated, one at a time, as at first.
+            return 1
+        return min(self._chunk - sequence.read % self._chunk, sequence.prompt_length - sequence.read)
+
+    def _chunk_of(self, slot: int, start: int, tokens: list[int]) -> Chunk:
+        blocks, needed = self._cache.blocks(slot), self._cache.blocks_for(start + len(tokens))
+        return Chunk(slot, start, tokens, 1, blocks if len(blocks) == needed else blocks[:needed])
+
+    def _is_being_read(self, sequence: BatchSequence) -> bool:
+        """Whether a sequence of higher rank reads a longer common beginning than the cache has.
+
+        The sequence then waits, so that both do not compute it.
+        """
+        if not self._cache.retains:
+            return False
+        known = -1
+        for other in self._running:
+            if other.rank < sequence.rank and other.read < other.prompt_length and other.adapter == sequence.adapter:
+                if known < 0:
+                    known = self._cache.known(sequence.adapter, sequence.tokens)
+                length = min(
+                    common_length(sequence.tokens, other.tokens, self._unit), self._shareable(other, len(other.tokens))
+                )
+                if length > known:
+                    return True
+        return False
+
+    def _start(self, sequence: BatchSequence) -> bool:
+        """Move a waiting sequence into the batch; returns False if there is no room."""
+        if sum(running.width for running in self._running) + sequence.width > self.max_sequences:
+            return False
+        # Each beam needs a block for its tokens.
+        blocks = self._cache.blocks_for(len(sequence.tokens) + 1) + sequence.width - 1
+        started = self._cache.start(sequence.adapter, sequence.tokens, max(blocks, sequence.blocks))
+        if started is None:
+            return False
+        slot, sequence.read = started
+        sequence.slots = [slot]
+        self._waiting.remove(sequence)
+        insort(self._running, sequence, key=_rank)
+        if self._cache.retains and len(sequence.tokens) == sequence.prompt_length:
+            self._prefix_queries += sequence.prompt_length
+            self._prefix_hits += sequence.read
+        return True
+
+    def _grow(self, sequence: BatchSequence, progress: list[Progress]) -> bool:
+        """Make room for a token in each slot; returns False if the sequence left the batch for lack of room."""
+        for slot in sequence.slots:
+            while not self._cache.grow(slot, sequence.read + 1):
+                if not self._make_room(sequence, progress):
+                    return False
+        return True
+
+    def _make_room(self, sequence: BatchSequence, progress: list[Progress]) -> bool:
+        """Preempt the running sequence of the lowest rank; returns False if ``sequence`` itself left the batch."""
+        victim = self._running[-1]
+        if len(self._running) == 1:
+            progress.append(self._fail(sequence))
+            return False
+        held = {block for slot in victim.slots for block in self._cache.blocks(slot)}
+        self._leave(victim)
+        # Beam search starts again, because its state can be computed from the prompt.
+        victim.search, victim.blocks = None, len(held) + 1
+        insort(self._waiting, victim, key=_rank)
+        self._preemptions += 1
+        return victim is not sequence
+
+    def _fail(self, sequence: BatchSequence) -> Progress:
+        self._end(sequence)
+        return Progress(sequence.id, error=unavailable("the KV cache is too small for the sequence"))
+
+    def _compute(self, chunks: list[Chunk], adapter: str) -> Logits:
+        if not self._chunk or len(chunks) == 1:
+            return self._decoder.run(chunks, adapter)
+        return np.concatenate([self._decoder.run([chunk], adapter).copy() for chunk in chunks])
+
+    def _advance(self, scheduled: Sequence[ScheduledSequence], logits: Logits) -> list[Progress]:
+        """Choose the next tokens after the chunks of a run; ended sequences leave the batch."""
+        rows: list[BatchSequence] = []
+        indices: list[int] = []
+        beams: list[tuple[BatchSequence, Logits]] = []
+        index = 0
+        for entry in scheduled:
+            sequence = entry.sequence
+            sequence.read += len(entry.chunks[0].tokens)
+            if sequence.search is None:
+                self._record(sequence)
+            wanted = sum(chunk.wanted for chunk in entry.chunks)
+            if wanted and sequence.width > 1:
+                beams.append((sequence, logits[index : index + wanted]))
+            elif wanted:
+                rows.append(sequence)
+                indices.append(index)
+            index += wanted
+        progress = sample(rows, logits if len(rows) == index else logits[indices]) if rows else []
+        for step in progress:
+            if step.finish or step.error is not None:
+                self._end(self._sequences[step.id])
+        for sequence, values in beams:
+            if sequence.slots:  # an earlier beam search may have preempted it
+                self._advance_beams(sequence, values, progress)
+        return progress
+
+    def _advance_beams(self, sequence: BatchSequence, logits: Logits, progress: list[Progress]) -> None:
+        if sequence.search is None:
+            sequence.search = BeamSearch(
+                sequence.tokens, sequence.sampling, sequence.end_ids, sequence.max_length - sequence.prompt_length
+            )
+            logits = np.repeat(logits, sequence.width, axis=0)
+        parents, results = sample_beams(sequence, logits)
+        progress += results
+        if results:
+            self._end(sequence)
+            return
+        before = sequence.slots if len(sequence.slots) > 1 else sequence.slots * sequence.width
+        sources = [before[parent] for parent in parents]
+        for slot in set(before).difference(sources):
+            self._cache.free(slot)
+        # The first beam that continues a slot keeps it, the others get copies.
+        sequence.slots = list(dict.fromkeys(sources))
+        free = set(sequence.slots)
+        slots: list[int] = []
+        for source in sources:
+            copy = source if source in free else self._fork(sequence, source, progress)
+            if copy is None:
+                return
+            free.discard(source)
+            slots.append(copy)
+        sequence.slots = slots
+
+    def _fork(self, sequence: BatchSequence, source: int, progress: list[Progress]) -> int | None:
+        """Give a beam search a copy of one of its slots; returns None if it left the batch for lack of room."""
+        while (slot := self._cache.fork(source, sequence.read)) is None:
+            if not self._make_room(sequence, progress):
+                return None
+        sequence.slots.append(slot)
+        return slot
+
+    def _record(self, sequence: BatchSequence) -> None:
+        self._cache.record(
+            sequence.slots[0], sequence.adapter, sequence.tokens, self._shareable(sequence, sequence.read)
+        )
+
+    def _shareable(self, sequence: BatchSequence, count: int) -> int:
+        """Return how many of the first ``count`` tokens other sequences may share.
+
+        Beams differ after the prompt, and tokens that were read one at a time must not replace those of a chunk.
+        """
+        return min(count, sequence.prompt_length) if self._chunk or sequence.width > 1 else count
+
+    def _leave(self, sequence: BatchSequence) -> None:
+        """Remove a sequence from the batch; its tokens stay in the cache as long as there is room."""
+        self._running.remove(sequence)
+        self._record(sequence)
+        first, *others = sequence.slots
+        for slot in others:
+            self._cache.free(slot)
+        self._cache.release(first)
+        sequence.slots, sequence.read = [], 0
+
+    def _end(self, sequence: BatchSequence) -> None:
+        del self._sequences[sequence.id]
+        if sequence.slots:
+            self._leave(sequence)
+        else:
+            self._waiting.remove(sequence)
+
+
+def _by_adapter(scheduled: list[ScheduledSequence]) -> Iterator[tuple[str, list[ScheduledSequence]]]:
+    adapter = attrgetter("sequence.adapter")
+    for name, group in groupby(sorted(scheduled, key=adapter), key=adapter):
+        yield name, list(group)

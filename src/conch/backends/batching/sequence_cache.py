@@ -1,0 +1,151 @@
+"""The sequences in a decoder's KV cache: those that run, and those that are retained for prompts that begin alike.
+
+When a sequence ends or is preempted, its slot is retained with the tokens that the cache holds. A later prompt with the
+same beginning shares these tokens instead of computing them. Retained slots are shortened from the end, the least
+recently used first, as soon as a running sequence needs their blocks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from conch.backends.batching.decoder import Decoder
+from conch.backends.batching.kv_blocks import KvBlocks
+from conch.backends.batching.prefixes import PrefixIndex
+
+
+class SequenceCache:
+    """The slots and blocks of ``decoder``.
+
+    Sequences share whole units of ``unit`` tokens, a multiple of the decoder's block. ``retains`` tells whether ended
+    sequences are retained at all.
+    """
+
+    def __init__(self, decoder: Decoder, unit: int, *, retains: bool) -> None:
+        self.retains = retains
+        self._decoder = decoder
+        self._blocks = KvBlocks(decoder.blocks, decoder.block_tokens)
+        self._free_slots = list(range(decoder.slots - 1, -1, -1))
+        self._prefixes = PrefixIndex(unit)
+        self._retained: OrderedDict[int, None] = OrderedDict()  # the least recently used slot first
+
+    @property
+    def running_tokens(self) -> int:
+        """The size of the blocks that running sequences use (tokens)."""
+        return self._blocks.pinned * self._blocks.size
+
+    @property
+    def used_tokens(self) -> int:
+        """The size of all blocks in use, also by retained sequences (tokens)."""
+        return self._blocks.used * self._blocks.size
+
+    def blocks(self, slot: int) -> list[int]:
+        """Return the blocks of a slot in order; the caller must not change the list."""
+        return self._blocks.blocks(slot)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return the number of blocks that ``tokens`` tokens need."""
+        return -(-tokens // self._blocks.size)
+
+    def known(self, adapter: str, tokens: Sequence[int]) -> int:
+        """Return the number of tokens that a sequence of ``tokens`` would not have to compute."""
+        return self._prefixes.find(adapter, tokens)[1]
+
+    def start(self, adapter: str, tokens: Sequence[int], blocks: int) -> tuple[int, int] | None:
+        """Give a sequence a slot with room for ``tokens`` and one more, which begins with a known prefix of them.
+
+        Returns the slot and the number of its tokens in the cache, or None if running sequences leave the sequence less
+        than ``blocks`` blocks.
+        """
+        source, known = self._prefixes.find(adapter, tokens)
+        reused = known // self._blocks.size
+        available = self._blocks.count - self._blocks.pinned - self._blocks.unpinned(source, known)
+        if blocks - reused > available:
+            return None
+        if source in self._retained:
+            self._retained.move_to_end(source)
+        slot = self._take_slot(source, known)
+        if known and slot != source:
+            self._blocks.share(source, slot, known)
+            self._decoder.share(source, slot, known, None)
+        self.grow(slot, len(tokens) + 1)
+        return slot, known
+
+    def grow(self, slot: int, tokens: int) -> bool:
+        """Make room for ``tokens`` tokens of a slot in all; returns False if running sequences occupy the cache."""
+        if self._blocks.reserve(slot, tokens):
+            return True
+        return self._make_room(self.blocks_for(tokens) - len(self._blocks.blocks(slot))) and self._blocks.reserve(
+            slot, tokens
+        )
+
+    def fork(self, source: int, tokens: int) -> int | None:
+        """Return a new slot that begins with the first ``tokens`` tokens of ``source``; None if there is no room."""
+        if tokens % self._blocks.size and not self._make_room(1):
+            return None
+        slot = self._take_slot()
+        _, copied = self._blocks.share(source, slot, tokens)
+        self._decoder.share(source, slot, tokens, copied)
+        return slot
+
+    def record(self, slot: int, adapter: str, tokens: Sequence[int], count: int) -> None:
+        """Record that other sequences may share the first ``count`` of ``tokens``, which the slot holds."""
+        if self.retains:
+            self._prefixes.extend(slot, adapter, tokens, count)
+
+    def release(self, slot: int) -> None:
+        """Free the slot of a sequence that ends, or retain its recorded tokens if no other slot has them."""
+        kept = self._prefixes.length(slot)
+        if not kept or self._prefixes.repeated(slot):
+            self.free(slot)
+            return
+        self._shorten(slot, kept)
+        self._blocks.retain(slot)
+        self._retained[slot] = None
+
+    def free(self, slot: int) -> None:
+        """Free a slot and the blocks that no other slot uses."""
+        self._shorten(slot, 0)
+        self._free_slots.append(slot)
+
+    def clear(self) -> None:
+        """Free all retained slots."""
+        while self._retained:
+            self.free(self._retained.popitem()[0])
+
+    def _take_slot(self, source: int = -1, known: int = 0) -> int:
+        """Return an unused slot, or ``source`` if it is retained and would lose nothing, or is the only choice."""
+        if source in self._retained and (known == self._prefixes.length(source) or not self._others(source)):
+            del self._retained[source]
+            self._shorten(source, known)
+            self._blocks.resume(source)
+            return source
+        if not self._free_slots:
+            self.free(self._retained.popitem(last=False)[0])
+        return self._free_slots.pop()
+
+    def _others(self, source: int) -> bool:
+        """Whether a slot other than ``source`` is free or retained."""
+        return bool(self._free_slots) or len(self._retained) > 1
+
+    def _make_room(self, blocks: int) -> bool:
+        """Shorten retained sequences until ``blocks`` blocks are free; returns False if that is not possible."""
+        cache = self._blocks
+        if blocks > cache.count - cache.pinned:
+            return False
+        while cache.free < blocks:
+            slot = next(iter(self._retained))
+            held = len(cache.blocks(slot)) - (blocks - cache.free)
+            kept = max(held, 0) * cache.size // self._prefixes.unit * self._prefixes.unit
+            if kept:
+                self._shorten(slot, kept)
+            else:
+                del self._retained[slot]
+                self.free(slot)
+        return True
+
+    def _shorten(self, slot: int, tokens: int) -> None:
+        self._prefixes.truncate(slot, tokens)
+        self._blocks.truncate(slot, tokens)
+        self._decoder.truncate(slot, tokens)
