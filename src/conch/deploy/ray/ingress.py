@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -309,11 +309,16 @@ class NodeIngress:
         self._done = 0
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
-    async def __del__(self) -> None:
-        """Complete the in-flight requests and end. Ray Serve calls and awaits this."""
-        if not hasattr(self, "_watching"):
-            return
-        self._watching.cancel()
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
+        """Return a coroutine that completes the in-flight requests and ends; None if there is nothing to end.
+
+        Ray Serve calls this and awaits the coroutine. Python calls it again when the object is freed.
+        """
+        watching = self.__dict__.pop("_watching", None)
+        return self._end(watching) if watching is not None else None
+
+    async def _end(self, watching: asyncio.Task[None]) -> None:
+        watching.cancel()
         try:
             async with asyncio.timeout(RETRY_SECONDS):
                 await self._registry.leave.remote(self._id)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -74,11 +74,16 @@ class ModelReplica:
             raise RuntimeError(str(error)) from None
         self._registering = asyncio.get_running_loop().create_task(self._register())
 
-    async def __del__(self) -> None:
-        """Deregister, complete the in-flight requests, and end. Ray Serve calls and awaits this."""
-        if not hasattr(self, "_registering"):
-            return
-        self._registering.cancel()
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
+        """Return a coroutine that deregisters and completes the in-flight requests; None if there is nothing to end.
+
+        Ray Serve calls this and awaits the coroutine. Python calls it again when the object is freed.
+        """
+        registering = self.__dict__.pop("_registering", None)
+        return self._end(registering) if registering is not None else None
+
+    async def _end(self, registering: asyncio.Task[None]) -> None:
+        registering.cancel()
         try:
             async with asyncio.timeout(DEREGISTER_SECONDS + REGISTER_SECONDS):  # the registry waits for ingresses
                 await self._registry.deregister.remote(self._id)

@@ -26,7 +26,6 @@ from tests.unit.deploy.ray.records import until
 from tests.unit.deploy.ray.servers import record, serving, write_echo
 
 #: Ray Serve awaits them; Python, which calls them here once more, does not.
-pytestmark = pytest.mark.filterwarnings("ignore:coroutine .*__del__. was never awaited")
 
 FREE = {"http_port": 0, "grpc_port": 0, "allow_metrics": False, "http_address": "127.0.0.1", "grpc_address": "0.0.0.0"}
 
@@ -142,6 +141,7 @@ async def test_an_ingress_that_ends_is_not_waited_for_and_leaves_nothing(
     ingress = await made(NodeIngress, IngressSpec(drain_seconds=1, options=dict(FREE)), registry)
     await watching_ingress(registry)
     await ingress.__del__()
+    assert ingress.__del__() is None  # as Python calls it when the object is freed
     assert await registry.target.ingresses() == ()
     assert list(tmp_path.iterdir()) == []
     assert server_threads() == threads
