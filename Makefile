@@ -119,7 +119,7 @@ wheel: $(STAMPS)/venv
 	$(BIN)/python -m pip -q --disable-pip-version-check wheel --no-deps --wheel-dir dist .
 
 announce:
-	@echo "All tests take about 20 minutes on two cores (make test-fast: two to three), and 3 GB of disk."
+	@echo "All tests take about 20 minutes on two cores (make test-fast: one and a half), and 3 GB of disk."
 	@test -e $(STAMPS)/engines || echo "First, about 1 GB of packages and models is downloaded into $(VENV)."
 	@test -e .oracle/ready || echo "The tests that compare with the real Triton download it: 100 MB, into .oracle."
 
