@@ -221,7 +221,7 @@ class TestQuestions:
 
     @pytest.mark.parametrize("pieces", [[], ["The capital ", "is Rome."]])
     def test_an_answer_without_the_fact_is_an_error(self, console: Console, pieces: list[str]) -> None:
-        with pytest.raises(ConchError, match="does not say 'Tokyo'"):
+        with pytest.raises(ConchError, match="does not respond with 'Tokyo'"):
             questions.query_generator(self.Fake(pieces=pieces), console)
 
 
