@@ -203,7 +203,7 @@ def test_a_running_server_that_dies_ends_the_analysis_and_makes_no_candidate_a_f
     with ConchServer(settings.model_repository, *flags) as watching.server:
         there = replace(remote, triton_grpc_endpoint=watching.server.grpc)
         with (
-            pytest.raises(ConchError, match="has not got its models as they were"),
+            pytest.raises(ConchError, match="could not restore its original models"),
             Profile(there, watching) as profile,
         ):
             with pytest.raises(ServerLost, match="no server responds"):

@@ -161,7 +161,7 @@ def test_calls_of_another_event_loop_are_refused(folder: Path) -> None:
     async def start() -> None:
         async with conch.AsyncServer(model_repository=folder) as server:
             for call in (lambda: server.infer("add_sub", ROWS), server.metadata, server.close):
-                with pytest.raises(ConchError, match="belongs to the event loop that started it"):
+                with pytest.raises(ConchError, match="bound to the event loop that started it"):
                     await asyncio.to_thread(asyncio.run, call())
             await server.infer("add_sub", ROWS)
 
