@@ -36,7 +36,7 @@ class StepBudget:
         """Return how many prompt tokens to read in a step that decodes ``rows`` sequences."""
         if not rows:
             return self._limit
-        nearest = min(self._decode, key=lambda known: max(known / rows, rows / known), default=0)
+        nearest = self._nearest(rows)
         if self._since_decode >= _INTERVAL or not rows / 2 <= nearest <= rows * 2:
             return 0
         extra = (STEP_RATIO - 1) * self._decode_seconds(rows, nearest)
@@ -50,11 +50,14 @@ class StepBudget:
             self._decode[rows] = _average(self._decode.get(rows), seconds)
         elif rows and self._decode:
             self._since_decode += 1
-            nearest = min(self._decode, key=lambda known: max(known / rows, rows / known))
-            cost = max(seconds - self._decode_seconds(rows, nearest), 0.0) / tokens
+            cost = max(seconds - self._decode_seconds(rows, self._nearest(rows)), 0.0) / tokens
             self._token = _average(self._token, cost)
         elif not self._token:
             self._token = seconds / tokens
+
+    def _nearest(self, rows: int) -> int:
+        """Return the number of sequences nearest to ``rows`` whose duration is known, 0 without one."""
+        return min(self._decode, key=lambda known: max(known / rows, rows / known), default=0)
 
     def _decode_seconds(self, rows: int, nearest: int) -> float:
         """Return a lower bound: a step is not faster with more sequences, and not slower for each of them."""
