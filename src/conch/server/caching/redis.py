@@ -196,7 +196,8 @@ class RedisCache:
             if not refused:
                 self._reading.failed(self._now())
             if attempt:
-                self._log_down("store responses", error, self._storing.attempt_failed(self._now()))
+                pause = self._storing.attempt_failed(self._now())
+                self._log_down("store responses", "new entries in the response cache", error, pause)
             elif refused:
                 self._storing.failed(self._now())
         else:
@@ -210,16 +211,18 @@ class RedisCache:
             async with self._connections:
                 await self._client.get(_NO_KEY)
         except Exception as error:
-            self._log_down("respond", error, self._reading.attempt_failed(self._now()))
+            self._log_down("respond", "the response cache", error, self._reading.attempt_failed(self._now()))
         else:
             if self._reading.attempt_succeeded():
                 LOG.info("the Redis at %s is available again: the response cache is used", self.address)
 
-    def _log_down(self, what: str, error: Exception, pause: float) -> None:
-        """Log that Redis no longer does ``what``; does nothing if ``pause`` is 0, because that has been logged."""
+    def _log_down(self, what: str, without: str, error: Exception, pause: float) -> None:
+        """Log that Redis no longer does ``what``, so that requests run ``without`` something.
+
+        Does nothing if ``pause`` (s) is 0, because that has been logged.
+        """
         if pause:
             text = "the Redis at %s does not %s (%s): requests run without %s; next attempt in %g s"
-            without = "the response cache" if what == "respond" else "new entries in the response cache"
             LOG.warning(text, self.address, what, one_line(error), without, pause)
 
     def _warn_of_entry(self, error: Exception) -> None:
