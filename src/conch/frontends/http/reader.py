@@ -23,8 +23,7 @@ _HEAD_TOO_LARGE = f"request header exceeds the maximum of {MAX_HEAD_BYTES} bytes
 MAX_CHUNKS = 65536
 _VERSIONS: Final = ("1.1", "1.0")
 #: The response to a request refused for its head is sent after its body if the body is at most this size (bytes), so
-#: that the
-#: connection can be reused; otherwise at once, and the connection closes.
+#: that the connection can be reused; otherwise at once, and the connection closes.
 MAX_IGNORED_BODY: Final = 64 << 10
 #: Bytes parsed at a time where they may hold many requests.
 _PIECE: Final = 4 << 10
