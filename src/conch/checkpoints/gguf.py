@@ -389,9 +389,17 @@ def read_blocks(rows: Bytes, kind: int) -> Blocks:
     )
 
 
-def _half(blocks: Bytes, start: int) -> Floats:
-    """Return the 16-bit float at byte ``start`` of each block."""
-    return np.ascontiguousarray(blocks[..., start : start + 2]).view(np.float16).astype(np.float32)
+def half(blocks: Bytes, start: int) -> Floats:
+    """Return the 16-bit float at byte ``start`` of each block, ``[..., 1]``."""
+    return np.ascontiguousarray(blocks[..., start : start + 2]).view("<f2").astype(np.float32)
+
+
+def k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Return the scales and negative minima of the 8 groups in each block of Q4_K and Q5_K, ``[..., 8]``."""
+    low, high, mixed = (blocks[..., start : start + 4] for start in (4, 8, 12))
+    scales = np.concatenate([low & 63, mixed & 15 | low >> 6 << 4], -1)
+    minima = np.concatenate([high & 63, mixed >> 4 | high >> 6 << 4], -1)
+    return half(blocks, 0) * scales, half(blocks, 2) * minima
 
 
 def _nibbles(packed: Bytes, run: int) -> Bytes:
@@ -401,25 +409,23 @@ def _nibbles(packed: Bytes, run: int) -> Bytes:
 
 
 def _q4_0(blocks: Bytes) -> tuple[Any, ...]:
-    scales = _half(blocks, 0)
+    scales = half(blocks, 0)
     return _nibbles(blocks[..., 2:], 16), scales, -8 * scales, 4
 
 
 def _q4_1(blocks: Bytes) -> tuple[Any, ...]:
-    return _nibbles(blocks[..., 4:], 16), _half(blocks, 0), _half(blocks, 2), 4
+    return _nibbles(blocks[..., 4:], 16), half(blocks, 0), half(blocks, 2), 4
 
 
 def _q8_0(blocks: Bytes) -> tuple[Any, ...]:
-    scales = _half(blocks, 0)
+    scales = half(blocks, 0)
     return blocks[..., 2:] ^ 128, scales, -128 * scales, 8
 
 
 def _q4_k(blocks: Bytes) -> tuple[Any, ...]:
-    low, high, mixed = (blocks[..., start : start + 4] for start in (4, 8, 12))
-    scales = np.concatenate([low & 63, mixed & 15 | low >> 6 << 4], -1)
-    minima = np.concatenate([high & 63, mixed >> 4 | high >> 6 << 4], -1)
+    scales, minima = k_scales(blocks)
     numbers = _nibbles(blocks[..., 16:], 32)
-    return numbers.reshape(*numbers.shape[:-1], 8, 32), _half(blocks, 0) * scales, -_half(blocks, 2) * minima, 4
+    return numbers.reshape(*numbers.shape[:-1], 8, 32), scales, -minima, 4
 
 
 def _q6_k(blocks: Bytes) -> tuple[Any, ...]:
@@ -428,7 +434,7 @@ def _q6_k(blocks: Bytes) -> tuple[Any, ...]:
     for part_index in range(4):
         high = parts >> 2 * part_index & 3
         numbers.reshape(*blocks.shape[:-1], 2, 4, 32)[..., part_index, :] |= high << 4
-    scales = _half(blocks, 208) * np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
+    scales = half(blocks, 208) * np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
     return numbers.reshape(*numbers.shape[:-1], 16, 16), scales, -32 * scales, 8
 
 

@@ -17,7 +17,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.checkpoints.gguf import DECODERS, Bytes, Floats, GgufFile, TensorInfo, block_bytes, read_blocks, type_name
+from conch.checkpoints.gguf import (
+    DECODERS,
+    Bytes,
+    Floats,
+    GgufFile,
+    TensorInfo,
+    block_bytes,
+    half,
+    k_scales,
+    read_blocks,
+    type_name,
+)
 from conch.core.errors import invalid
 
 #: Number of weights that a thread decodes at a time.
@@ -170,11 +181,6 @@ _IQ4: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38,
 _FP4: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
-def _half(blocks: Bytes, start: int) -> Floats:
-    """Return the 16-bit float at byte ``start`` of each block, ``[blocks, 1]``."""
-    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
-
-
 def _bits(packed: Bytes, width: int, run: int) -> Bytes:
     """Unpack numbers of ``width`` bits: the lowest bits of ``run`` bytes, then the next bits of the same bytes …"""
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
@@ -189,12 +195,12 @@ def _fifth_bits(blocks: Bytes, start: int) -> Bytes:
 
 def _q5_0(blocks: Bytes) -> Floats:
     numbers = _bits(blocks[:, 6:], 4, 16) | _fifth_bits(blocks, 2)
-    return _half(blocks, 0) * (numbers.astype(np.float32) - 16)
+    return half(blocks, 0) * (numbers.astype(np.float32) - 16)
 
 
 def _q5_1(blocks: Bytes) -> Floats:
     numbers = _bits(blocks[:, 8:], 4, 16) | _fifth_bits(blocks, 4)
-    return _half(blocks, 0) * numbers.astype(np.float32) + _half(blocks, 2)
+    return half(blocks, 0) * numbers.astype(np.float32) + half(blocks, 2)
 
 
 def _groups(numbers: Any, scales: Floats, minima: Floats | None = None) -> Floats:
@@ -207,33 +213,30 @@ def _groups(numbers: Any, scales: Floats, minima: Floats | None = None) -> Float
 
 def _q2_k(blocks: Bytes) -> Floats:
     scales, minima = blocks[:, :16] & 15, blocks[:, :16] >> 4
-    return _groups(_bits(blocks[:, 16:80], 2, 32), _half(blocks, 80) * scales, _half(blocks, 82) * minima)
+    return _groups(_bits(blocks[:, 16:80], 2, 32), half(blocks, 80) * scales, half(blocks, 82) * minima)
 
 
 def _q3_k(blocks: Bytes) -> Floats:
     high = _bits(blocks[:, :32], 1, 32)
     numbers = (_bits(blocks[:, 32:96], 2, 32) | high << 2).astype(np.float32) - 4
     scales = _bits(blocks[:, 96:104], 4, 8) | _bits(blocks[:, 104:108], 2, 4) << 4
-    return _groups(numbers, _half(blocks, 108) * (scales.astype(np.float32) - 32))
+    return _groups(numbers, half(blocks, 108) * (scales.astype(np.float32) - 32))
 
 
 def _q5_k(blocks: Bytes) -> Floats:
-    low, high, mixed = (blocks[:, start : start + 4] for start in (4, 8, 12))
-    scales = np.concatenate([low & 63, mixed & 15 | low >> 6 << 4], -1)
-    minima = np.concatenate([high & 63, mixed >> 4 | high >> 6 << 4], -1)
     numbers = _bits(blocks[:, 48:], 4, 32) | _bits(blocks[:, 16:48], 1, 32) << 4
-    return _groups(numbers, _half(blocks, 0) * scales, _half(blocks, 2) * minima)
+    return _groups(numbers, *k_scales(blocks))
 
 
 def _iq4_nl(blocks: Bytes) -> Floats:
-    values: Floats = _half(blocks, 0) * _IQ4[_bits(blocks[:, 2:], 4, 16)]
+    values: Floats = half(blocks, 0) * _IQ4[_bits(blocks[:, 2:], 4, 16)]
     return values
 
 
 def _iq4_xs(blocks: Bytes) -> Floats:
     high = _bits(blocks[:, 2:4], 2, 1)
     scales = (_bits(blocks[:, 4:8], 4, 1) | high << 4).astype(np.float32) - 32
-    return _groups(_IQ4[_bits(blocks[:, 8:], 4, 16)], _half(blocks, 0) * scales)
+    return _groups(_IQ4[_bits(blocks[:, 8:], 4, 16)], half(blocks, 0) * scales)
 
 
 def _mxfp4(blocks: Bytes) -> Floats:
