@@ -192,6 +192,10 @@ class InFlightBatcher(GenerationEngine):
             preemptions=self._preemptions,
         )
 
+    def forget(self) -> None:
+        self._cache.clear()
+        self._prefix_queries = self._prefix_hits = self._preemptions = 0
+
     @property
     def busy(self) -> bool:
         return bool(self._sequences)

@@ -206,6 +206,9 @@ class GenerationEngine(ABC):
     def busy(self) -> bool:
         """Whether there is anything to compute."""
 
+    def forget(self) -> None:  # noqa: B027 (an engine may neither retain prefixes nor count them)
+        """Discard retained prefixes and the totals of ``usage``; called when no request is in flight."""
+
     def verify(self, prompts: Sequence[list[int]]) -> str:
         """Compare the completions of ``prompts`` (token ids) with those of transformers; returns the result as text.
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conch.backends.batching.decoder import Chunk
-from conch.backends.generation.engine import EngineRequest, Progress
+from conch.backends.generation.engine import EngineRequest, EngineUsage, Progress
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.core.sampling.structures import Structure
@@ -398,3 +398,15 @@ def _step_for(engine: Batcher, decoder: FakeDecoder, seconds: float) -> list[flo
             gaps.append(decoder.now - last)
             last = decoder.now
     return gaps
+
+
+def test_forgotten_requests_leave_neither_prefixes_nor_totals() -> None:
+    engine = batcher(FakeDecoder())
+    prompt = list(range(3, 23))
+    run(engine, request(1, prompt, max_tokens=2))
+    run(engine, request(2, prompt, max_tokens=2))
+    assert engine.usage().prefix_hits > 0
+    engine.forget()
+    assert engine.usage() == EngineUsage()
+    run(engine, request(3, prompt, max_tokens=2))
+    assert (engine.usage().prefix_queries, engine.usage().prefix_hits) == (len(prompt), 0)

@@ -16,7 +16,6 @@ from bisect import insort
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from time import process_time
 from typing import Any, Final
 
 import torch
@@ -29,6 +28,7 @@ from conch.backends.engines.transformers.batch import BatchRow, Reading, Running
 from conch.backends.engines.transformers.cache import BLOCK, Prefixes
 from conch.backends.engines.transformers.network import DecoderNetwork, context, load
 from conch.backends.engines.transformers.probe import probe_batch_support
+from conch.backends.generation.agreement import greedy_completions
 from conch.backends.generation.engine import (
     EngineRequest,
     EngineSpec,
@@ -38,7 +38,7 @@ from conch.backends.generation.engine import (
     kv_token_bytes,
 )
 from conch.core.errors import invalid
-from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
+from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature
 from conch.core.sampling.structures import Structure
 from conch.machine.facts import usable_cores
 
@@ -59,9 +59,6 @@ def sample_rows(rows: list[BatchRow], logits: Tensor) -> list[Progress]:
 
 _logger = logging.getLogger(__name__)
 
-#: The first request id of the comparison; ids count down, and no other requests run at that time.
-_FIRST_ID: Final = -1
-
 
 def verify(engine: GenerationEngine, network: DecoderNetwork, prompts: Sequence[list[int]]) -> None:
     """Compare the engine's greedy tokens for a batch of ``prompts`` (token ids) with ``generate`` for each prompt.
@@ -69,43 +66,18 @@ def verify(engine: GenerationEngine, network: DecoderNetwork, prompts: Sequence[
     Raises INVALID_ARG if tokens differ or ``generate`` fails. Skips the comparison if a step takes longer than
     ``SLOW_STEP``.
     """
-    served = _served(engine, prompts)
-    if served is None:
+    completions = greedy_completions(engine, prompts, VERIFIED_TOKENS, SLOW_STEP * torch.get_num_threads())
+    if not completions:
         _logger.info("not compared with transformers: a step takes more than %s s on each core", SLOW_STEP)
         return
     network.use("")
     with _plain(network.model):
         require_greedy_likeness(
             network.model,
-            prompts,
-            [[*prompt, *tokens] for prompt, tokens in zip(prompts, served, strict=True)],
+            [completion.prompt for completion in completions],
+            [[*completion.prompt, *completion.tokens] for completion in completions],
             lambda prompt: f"after a prompt of {len(prompt)} tokens in a batch of {len(prompts)}",
         )
-
-
-def _served(engine: GenerationEngine, prompts: Sequence[list[int]]) -> list[list[int]] | None:
-    """Return the engine's tokens after each prompt, or None if the first step took too much processor time."""
-    completions: dict[int, list[int]] = {}
-    for number, prompt in enumerate(prompts):
-        sampling = SamplingParams(max_tokens=VERIFIED_TOKENS, ignore_eos=True)
-        sampling.temperature = 0.0
-        sampling.make_greedy()
-        engine.add(EngineRequest(_FIRST_ID - number, prompt, sampling))
-        completions[_FIRST_ID - number] = []
-    try:
-        # Processor time, so that a busy machine does not skip the comparison.
-        before = process_time()
-        for step in engine.step():
-            completions[step.id] += step.tokens
-        if process_time() - before > SLOW_STEP * torch.get_num_threads():
-            return None
-        while engine.busy:
-            for step in engine.step():
-                completions[step.id] += step.tokens
-    finally:
-        for id in completions:
-            engine.cancel(id)
-    return list(completions.values())
 
 
 @contextmanager
@@ -162,8 +134,7 @@ class TransformersEngine(GenerationEngine):
             self.max_sequences = 1
         if not support.beam_search or not support.several_rows:
             self.features -= {Feature.BEAMS}
-        self._keeps_prefixes = spec.prefix_caching and self.padded
-        self._prefixes = Prefixes(_PREFIXES) if self._keeps_prefixes else None
+        self._prefixes = Prefixes(_PREFIXES) if spec.prefix_caching and self.padded else None
         self._rows: dict[int, BatchRow] = {}
         self._waiting: list[BatchRow] = []
         self._batches: list[RunningBatch] = []
@@ -238,10 +209,12 @@ class TransformersEngine(GenerationEngine):
         return bool(self._rows)
 
     def verify(self, prompts: Sequence[list[int]]) -> str:
-        verify(self, self._network, [prompt[: self.context - VERIFIED_TOKENS - 1] for prompt in prompts])
-        # Discard the prefixes of the comparison.
-        self._prefixes = Prefixes(_PREFIXES) if self._keeps_prefixes else None
+        verify(self, self._network, prompts)
         return ""
+
+    def forget(self) -> None:
+        self._prefixes = Prefixes(_PREFIXES) if self._prefixes is not None else None
+        self._preemptions = 0
 
     def close(self) -> None:
         self._rows.clear()

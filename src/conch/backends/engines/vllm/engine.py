@@ -130,9 +130,11 @@ class VllmEngine(GenerationEngine):
         )
 
     def verify(self, prompts: Sequence[list[int]]) -> str:
-        result = verify(self, self._spec, prompts) if self._spec.gguf is None else ""
-        self._forget()
-        return result
+        return verify(self, self._spec, prompts) if self._spec.gguf is None else ""
+
+    def forget(self) -> None:
+        self._engine.reset_prefix_cache()
+        self._statistics.clear()
 
     def _warm_up(self) -> None:
         """Run a request that samples, with log-probabilities.
@@ -143,12 +145,7 @@ class VllmEngine(GenerationEngine):
         self.add(EngineRequest(0, [0], SamplingParams(max_tokens=1, logprobs=1)))
         while self.busy:
             self.step()
-        self._forget()
-
-    def _forget(self) -> None:
-        """Discard cached prefixes and statistics of requests that were not a client's."""
-        self._engine.reset_prefix_cache()
-        self._statistics.clear()
+        self.forget()
 
     @property
     def busy(self) -> bool:
