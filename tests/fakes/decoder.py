@@ -94,6 +94,11 @@ class FakeDecoder(Decoder):
     def close(self) -> None:
         self.closed = True
 
+    def compute(self, tokens: list[int], wanted: int, adapter: str) -> list[Logits]:
+        """Return the logits after each of the last ``wanted`` tokens of a sequence."""
+        lengths = range(len(tokens) - wanted + 1, len(tokens) + 1)
+        return [logits_after(tokens[:length], self.vocabulary, adapter) for length in lengths]
+
     def _read(self, chunk: Chunk, adapter: str) -> list[Logits]:
         size, end = self.block_tokens, chunk.start + len(chunk.tokens)
         assert 0 <= chunk.slot < self.slots
@@ -113,10 +118,7 @@ class FakeDecoder(Decoder):
         self._tables[chunk.slot], self._lengths[chunk.slot] = list(chunk.blocks), end
         cells = [self._cells[chunk.blocks[position // size]][position % size] for position in range(end)]
         assert {name for name, _ in cells} == {adapter}
-        tokens = [token for _, token in cells]
-        return [
-            logits_after(tokens[:length], self.vocabulary, adapter) for length in range(end - chunk.wanted + 1, end + 1)
-        ]
+        return self.compute([token for _, token in cells], chunk.wanted, adapter)
 
     def _assert_unused(self, block: int) -> None:
         assert not any(block in table for table in self._tables.values())

@@ -1,7 +1,7 @@
 """Compares an engine at load with the weights of its GGUF file, decoded and computed in float32.
 
-Every engine that serves a GGUF file is checked here, whatever library reads the file: a library may round weights, skip
-tensors that it does not know, or ignore metadata, without an error.
+Every engine that serves a GGUF file is checked here. The library of an engine may round weights, skip tensors that it
+does not know, or ignore metadata, without an error.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ def verify_gguf(engine: GenerationEngine, file: GgufFile, prompts: Sequence[list
 
     The reference uses ``threads`` cores. A file that it cannot compute, or not cheaply, is not checked; the log has the
     reason. Called before the first request. Raises INVALID_ARG if the engine's tokens or log-probabilities differ by
-    more than the tolerances.
+    more than the tolerances, and the engine's error if it fails on a prompt.
     """
+    completions = greedy_completions(engine, prompts)
     with ThreadPoolExecutor(max(1, threads)) as pool:
         try:
-            reference = GgufReference(file, pool)
-            completions = greedy_completions(engine, prompts)
-            scores = reference.score(
+            scores = GgufReference(file, pool).score(
                 [([*completion.prompt, *completion.tokens], len(completion.tokens)) for completion in completions],
                 limit=_SECONDS * max(1, threads),
             )

@@ -13,12 +13,17 @@ pytest.importorskip("transformers")
 
 import gguf
 import numpy as np
+import torch
 
-from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine, Progress
+from conch.backends.batching.decoder import Logits
+from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
 from conch.backends.generation.generation_backend import open_engine
 from conch.backends.generation.gguf_check import verify_gguf
 from conch.checkpoints.gguf import config_of, read_gguf
 from conch.core.errors import Code, ConchError, invalid
+from conch.core.sampling.parameters import SamplingParams
+from tests.fakes.decoder import FakeDecoder
+from tests.unit.backends.batching.batches import batcher
 from tests.unit.backends.generation.fake_engine import FakeEngine
 from tests.unit.checkpoints.gguf_models import model, write
 
@@ -102,12 +107,32 @@ def test_file_without_a_reference_is_not_checked(
     assert caplog.messages == [f"{path} was not compared with its weights: {result.removeprefix('not checked: ')}"]
 
 
-def test_an_engine_that_fails_is_left_without_requests(tmp_path: Path, network: Any) -> None:
+def test_engine_that_fails_on_a_prompt_is_refused_and_left_without_requests(tmp_path: Path, network: Any) -> None:
     class Failing(FakeEngine):
         def step(self) -> list[Progress]:
             return [Progress(next(iter(self.running)), error=invalid("no room"))]
 
     failing = Failing()
     path = write(tmp_path / "m.gguf", "llama", network)
-    assert verify_gguf(failing, read_gguf(path), PROMPTS, 1) == "not checked: no room"
+    with pytest.raises(ConchError, match="engine 'fake' fails on a prompt of the comparison at load: no room") as error:
+        verify_gguf(failing, read_gguf(path), PROMPTS, 1)
+    assert error.value.code is Code.INVALID_ARG
     assert not failing.busy
+
+
+def test_comparison_leaves_no_trace_in_the_statistics_of_a_batcher(tmp_path: Path, network: Any) -> None:
+    class NetworkDecoder(FakeDecoder):
+        def compute(self, tokens: list[int], wanted: int, adapter: str) -> list[Logits]:
+            with torch.inference_mode():
+                return list(network(torch.tensor([tokens])).logits[0, len(tokens) - wanted :].numpy())
+
+    path = write(tmp_path / "m.gguf", "llama", network)
+    decoder = NetworkDecoder(vocabulary=96)
+    engine = batcher(decoder)
+    prompts = [[3] * 40, [3] * 40 + [4, 5, 6]]
+    assert verify_gguf(engine, read_gguf(path), prompts, 1).startswith("16 of 16 tokens agree")
+    assert decoder.runs
+    assert engine.usage() == EngineUsage()
+    engine.add(EngineRequest(1, prompts[0], SamplingParams(max_tokens=1)))
+    engine.step()
+    assert (engine.usage().prefix_queries, engine.usage().prefix_hits) == (40, 0)
