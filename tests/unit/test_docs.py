@@ -108,6 +108,7 @@ def test_every_parameter_that_is_read_is_declared_and_every_declared_one_is_read
         "lora_modules",  # by ``Options.adapters``
         "max_candidate_labels",  # by ``Options.positive``
         "aggregation_strategy",  # by its constant
+        "n_gpu_layers", "n_ubatch", "type_k", "type_v", "flash_attn",  # by ``library_arguments``
     }  # fmt: skip
 
 

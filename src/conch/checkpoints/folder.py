@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.checkpoints import files, hub
-from conch.checkpoints.gguf import GgufFile, config_of, openvino_problem, read_gguf
+from conch.checkpoints.gguf import GgufFile, config_of, llamacpp_problem, openvino_problem, read_gguf
 from conch.checkpoints.hub import counted
 from conch.checkpoints.manifest import Companion, Manifest, Variant
 from conch.checkpoints.options import ENGINES, TEXT_ENGINES, Options, extra_of, files_for
@@ -290,9 +290,10 @@ class Checkpoint:
         engine = self.options.engine
         if self.variant is not None and self.variant.engine != files_for(engine):
             engine = self.variant.engine
-        if engine == "auto":
-            present = files.engines_of(self.directory) if self.gguf is None else ("openvino",)
-            engine = present[0] if present and not self.openvino_problem else "torch"
+        if engine == "auto" and self.gguf is not None:
+            engine = self._gguf_engine()
+        elif engine == "auto":
+            engine = next(iter(files.engines_of(self.directory)), "torch")
         return "transformers" if engine == "torch" and self.task == TEXT_GENERATION else engine
 
     @property
@@ -301,6 +302,17 @@ class Checkpoint:
         if self.gguf is None:
             return ""
         return openvino_problem(self.gguf, str(self.config.get("model_type", "")), bool(self.options.adapters))
+
+    @property
+    def llamacpp_problem(self) -> str:
+        """Why engine ``llamacpp`` cannot serve the GGUF file; empty for a folder, and if nothing is known to fail."""
+        return "" if self.gguf is None else llamacpp_problem(self.gguf, self.options.adapters.values())
+
+    def _gguf_engine(self) -> str:
+        """Return the best engine for the GGUF file on a CPU."""
+        if importlib.util.find_spec("llama_cpp") is not None and not self.llamacpp_problem:
+            return "llamacpp"
+        return "transformers" if self.openvino_problem else "openvino"
 
     @property
     def companion(self) -> Companion | None:
@@ -349,6 +361,8 @@ class Checkpoint:
         if self.task == TEXT_GENERATION:
             if engine not in ("auto", "torch", *TEXT_ENGINES):
                 raise invalid(f"engine '{engine}' does not generate text: choose one of {', '.join(TEXT_ENGINES)}")
+            if engine == "llamacpp" and self.gguf is None:
+                raise invalid(f"engine 'llamacpp' needs a GGUF file: {self.directory} has none")
             return replace(self.options, engine="transformers") if engine == "torch" else self.options
         if self.gguf is not None:
             raise invalid(f"{self.gguf.path} is for task '{TEXT_GENERATION}', not for '{self.task}'")

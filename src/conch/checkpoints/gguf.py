@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -448,6 +448,37 @@ _MODELS: Final = ("llama", "qwen2", "qwen3")
 _TENSORS: Final = re.compile(
     r"((token_embd|output|output_norm)|blk\.\d+\.(attn_(norm|[qkv]|[qk]_norm|output)|ffn_(norm|gate|up|down)))\.(weight|bias)"
 )
+
+
+#: Types for intermediate results and counters, which llama.cpp does not multiply: it would crash.
+_NO_WEIGHTS: Final = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
+
+
+def llamacpp_problem(file: GgufFile, adapters: Iterable[str | Path]) -> str:
+    """Return why engine ``llamacpp`` cannot serve a file with these LoRA adapters; empty if no reason is known.
+
+    llama.cpp itself refuses more files: its architectures change with every version.
+    """
+    for adapter in map(Path, adapters):
+        if adapter.suffix != ".gguf":
+            return f"LoRA adapter {adapter} is not a GGUF file: convert it with llama.cpp's convert_lora_to_gguf.py"
+    for tensor in file.tensors.values():
+        kind = type_name(tensor.type)
+        if len(tensor.shape) > 1 and tensor.name.endswith(".weight") and kind in _NO_WEIGHTS:
+            return f"matrix '{tensor.name}' is of type {kind}, which no model has"
+    return ""
+
+
+def other_engines(file: GgufFile, adapters: Iterable[str | Path], *, without: str) -> str:
+    """Return the engines that may serve a file with these LoRA adapters, except ``without``, for messages."""
+    paths = list(map(Path, adapters))
+    problems = {
+        "llamacpp": llamacpp_problem(file, paths),
+        "openvino": openvino_problem(file, str(config_of(file).get("model_type", "")), bool(paths)),
+        "transformers": "it reads no GGUF adapters" if any(path.suffix == ".gguf" for path in paths) else "",
+    }
+    names = [f"'{engine}'" for engine, problem in problems.items() if not problem and engine != without]
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:]))) or "another engine"
 
 
 def openvino_problem(file: GgufFile, model_type: str, adapters: bool) -> str:

@@ -17,8 +17,11 @@ from conch.core.errors import ConchError, invalid
 #: Engines for tasks with a single forward pass; each loads its own kind of files.
 ENGINES: Final = ("torch", "onnxruntime", "openvino")
 #: Engines that generate text, with the kind of files that each loads: ``torch`` stands for a checkpoint's own weights,
-#: ``openvino`` for an export. As an engine name, ``torch`` is an alias of ``transformers`` for text generation.
-TEXT_ENGINES: Final[Mapping[str, str]] = {"openvino": "openvino", "transformers": "torch", "vllm": "torch"}
+#: ``openvino`` for an export, ``gguf`` for a GGUF file. As an engine name, ``torch`` is an alias of ``transformers``
+#: for text generation.
+TEXT_ENGINES: Final[Mapping[str, str]] = {
+    "llamacpp": "gguf", "openvino": "openvino", "transformers": "torch", "vllm": "torch",
+}  # fmt: skip
 
 #: The default limit of a text (bytes): ``_TOKEN_BYTES`` per token of the model, far more than natural text has, but at
 #: least ``_LEAST_TEXT``.
@@ -41,7 +44,7 @@ def files_for(engine: str) -> str:
 
 def extra_of(engine: str) -> str:
     """Return the pip extra with the requirements of an engine."""
-    return engine if engine in ("onnxruntime", "openvino") else "huggingface"
+    return engine if engine in ("llamacpp", "onnxruntime", "openvino") else "huggingface"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -130,12 +130,13 @@ _TEXT: Final = {
     "vllm": ("vllm", "huggingface"),
     "transformers": ("huggingface", "structured"),
     "openvino": ("openvino",),
+    "llamacpp": ("llamacpp",),
 }
 #: Substrings of the names of audio tasks, and of image tasks.
 _SOUND: Final = ("audio", "speech")
 _IMAGES: Final = ("image", "visual", "video", "object", "depth", "mask", "keypoint", "document")
 #: Extras that models use as a whole; a package of another extra is installed alone.
-_SERVING: Final = ("huggingface", "onnxruntime", "openvino", "vllm", "structured", "lora", "audio", "image")
+_SERVING: Final = ("huggingface", "llamacpp", "onnxruntime", "openvino", "vllm", "structured", "lora", "audio", "image")
 #: Packages in every installation of conch.
 _INSTALLED: Final = frozenset({
     "click", "google", "grpc", "hpack", "httptools", "numpy", "orjson", "psutil", "rich", "tritonclient", "uvloop",
@@ -317,7 +318,7 @@ def _of_checkpoint(directory: Path, overrides: Options) -> tuple[set[str], str, 
         extras.add("audio")
     elif any(part in task for part in _IMAGES):
         extras.add("image")
-    if options.adapters:
+    if options.adapters and engine != "llamacpp":
         extras.add("lora")
     return extras, engine, task
 

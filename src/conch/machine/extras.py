@@ -25,12 +25,14 @@ from conch.core.errors import ConchError, one_line, unsupported
 class Package(NamedTuple):
     """A package: its name for pip, the extras that include it, and the oldest version that works (empty: any).
 
-    Errors name the first of the extras. Without extras, the package itself is installed.
+    Errors name the first of the extras, and ``note``, what to know before the installation. Without extras, the package
+    itself is installed.
     """
 
     name: str
     extras: tuple[str, ...] = ()
     oldest: str = ""
+    note: str = ""
 
 
 #: By import name.
@@ -40,14 +42,20 @@ PACKAGES: dict[str, Package] = {
     "safetensors": Package("safetensors", ("huggingface", "onnxruntime", "openvino")),
     "accelerate": Package("accelerate", ("huggingface",)),
     "gguf": Package("gguf", ("huggingface",), "0.10"),
-    "huggingface_hub": Package("huggingface_hub", ("huggingface", "onnxruntime", "openvino", "stores")),
-    "tokenizers": Package("tokenizers", ("huggingface", "onnxruntime", "openvino")),
-    "jinja2": Package("jinja2", ("huggingface", "openvino"), "3.1.6"),
+    "huggingface_hub": Package("huggingface_hub", ("huggingface", "llamacpp", "onnxruntime", "openvino", "stores")),
+    "tokenizers": Package("tokenizers", ("huggingface", "llamacpp", "onnxruntime", "openvino")),
+    "jinja2": Package("jinja2", ("huggingface", "llamacpp", "openvino"), "3.1.6"),
     "onnxruntime": Package("onnxruntime", ("onnxruntime",), "1.20"),
     "openvino": Package("openvino", ("openvino",), "2025.0"),
     "openvino_genai": Package("openvino-genai", ("openvino",), "2026.4"),
+    "llama_cpp": Package(
+        "llama-cpp-python",
+        ("llamacpp",),
+        "0.3.36",
+        "pip builds it from source with a C++ compiler, which takes 5 to 10 minutes on two cores",
+    ),
     "vllm": Package("vllm", ("vllm",), "0.11"),
-    "llguidance": Package("llguidance", ("structured",), "1.0"),
+    "llguidance": Package("llguidance", ("structured", "llamacpp"), "1.0"),
     "peft": Package("peft", ("lora",), "0.18"),
     "scipy": Package("scipy", ("audio",)),
     "soundfile": Package("soundfile", ("audio",)),
@@ -109,7 +117,7 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
             # A requirement ``name[part]`` may be installed although the libraries of ``part`` are missing.
             if not f"{module}.".startswith(f"{lacking}.") and not (lacking and "[" in package.name):
                 raise _broken(purpose, package.name, installed, error) from error
-            packages.append(package.name)
+            packages.append(f"{package.name} ({package.note})" if package.note else package.name)
             absent.append(module)
     if absent:
         listed = ", ".join(packages[:-1]) + " and " + packages[-1] if len(packages) > 1 else packages[0]

@@ -35,7 +35,10 @@ class ModelOptions:
         "", _SECTION, "The task, such as text-classification.", common=True
     )
     engine: Annotated[str, Values("engines")] = option(
-        "", _SECTION, "torch, onnxruntime or openvino; to generate text openvino, transformers or vllm.", common=True
+        "",
+        _SECTION,
+        "torch, onnxruntime or openvino; to generate text llamacpp, openvino, transformers or vllm.",
+        common=True,
     )
     revision: str = option("", _SECTION, "Branch, tag or commit on the Hub.", common=True)
     trust_remote_code: bool = option(False, _SECTION, "Run Python code from the checkpoint.", common=True)

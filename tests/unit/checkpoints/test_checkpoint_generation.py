@@ -52,7 +52,7 @@ def test_export_beside_the_configuration_is_run_by_openvino(tmp_path: Path) -> N
 
 def test_engine_that_does_not_generate_is_refused(tmp_path: Path) -> None:
     checkpoint(tmp_path, CAUSAL)
-    message = "engine 'onnxruntime' does not generate text: choose one of openvino, transformers, vllm"
+    message = "engine 'onnxruntime' does not generate text: choose one of llamacpp, openvino, transformers, vllm"
     assert refusal(tmp_path, engine="onnxruntime") == message
 
 

@@ -41,7 +41,8 @@ def test_parameters_become_typed() -> None:
         (
             "engine",
             "onnx",
-            "parameter 'engine' is 'onnx'; it must be one of auto, torch, onnxruntime, openvino, transformers, vllm",
+            "parameter 'engine' is 'onnx'; it must be one of auto, torch, onnxruntime, openvino, llamacpp, "
+            "transformers, vllm",
         ),
         ("dtype", "int8", "parameter 'dtype' is 'int8'; it must be one of auto, float32, bfloat16, float16"),
         ("truncation", "yes", "parameter 'truncation' is 'yes'; it must be one of truncate, refuse"),

@@ -82,10 +82,13 @@ def require_agreement(
     tolerances: tuple[float, float],
     completions: Sequence[Completion],
     scores: Sequence[Sequence[TokenScores]],
+    *,
+    others: str = "another engine",
 ) -> str:
     """Compare completions with the ``scores`` of a reference for the weights ``source``; returns the result as text.
 
-    ``scores`` has those of each completion's tokens. Raises INVALID_ARG beyond the ``tolerances``.
+    ``scores`` has those of each completion's tokens. Raises INVALID_ARG beyond the ``tolerances``; the message advises
+    to use ``others``.
     """
     mean_tolerance, lead_tolerance = tolerances
     differences: list[float] = []
@@ -99,19 +102,20 @@ def require_agreement(
                     source,
                     f"after a prompt of {len(completion.prompt)} tokens, token {position} is {score.token} and not "
                     f"{score.best}, whose log-probability is greater by {lead:.2f}",
+                    others,
                 )
             agreeing += score.token == score.best
             differences.append(abs(logprob - score.logprob))
     mean = fmean(differences)
     result = f"{agreeing} of {len(differences)} tokens agree, log-probabilities differ by {mean:.4f} on average"
     if not mean <= mean_tolerance:
-        raise _unlike(engine, source, result)
+        raise _unlike(engine, source, result, others)
     _logger.info("%s computes the weights of %s: %s", engine.name, source, result)
     return result
 
 
-def _unlike(engine: GenerationEngine, source: Path, why: str) -> ConchError:
+def _unlike(engine: GenerationEngine, source: Path, why: str, others: str) -> ConchError:
     return invalid(
-        f"engine '{engine.name}' does not compute the weights of {source}: {why}; set parameter 'engine' to another "
-        "engine, or 'verify_on_load' to false to serve it anyway"
+        f"engine '{engine.name}' does not compute the weights of {source}: {why}; set parameter 'engine' to {others}, "
+        "or 'verify_on_load' to false to serve it anyway"
     )

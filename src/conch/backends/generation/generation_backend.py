@@ -17,7 +17,7 @@ from conch.backends.base.backend_base import BackendBase, quiet_libraries, versi
 from conch.backends.generation.compilation import COMPILE_SECONDS
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.backends.generation.gguf_check import verify_gguf
-from conch.backends.generation.options import engine_spec
+from conch.backends.generation.options import engine_spec, library_arguments
 from conch.backends.generation.service import GenerationService, RequestState, ResponseBuilder
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
@@ -39,7 +39,7 @@ def choose_engine(checkpoint: Checkpoint, on_gpu: bool) -> str:
         # vLLM 0.32 reads no GGUF files.
         return "vllm" if checkpoint.gguf is None and find_spec("vllm") is not None else "transformers"
     if checkpoint.gguf is not None:
-        return "transformers" if checkpoint.openvino_problem else "openvino"
+        return checkpoint.engine
     return "openvino" if checkpoint.graph_file("openvino") is not None else "transformers"
 
 
@@ -131,8 +131,10 @@ class GenerationBackend(BackendBase):
         name = self.choose_engine(checkpoint, instance)
         chosen = checkpoint.options.engine == "auto" and instance["kind"] != "GPU"
         if chosen and name == "transformers" and (problem := checkpoint.openvino_problem):
-            self.warn_of(f"engine 'transformers' serves it, since {problem}")
-        spec = engine_spec(checkpoint, instance, tokenizer, arguments=arguments(name))
+            other = "" if checkpoint.llamacpp_problem else "; engine 'llamacpp' may compute its weights as they are"
+            self.warn_of(f"engine 'transformers' serves it, since {problem}{other}")
+        given = {**library_arguments(name, checkpoint.options), **arguments(name)}
+        spec = engine_spec(checkpoint, instance, tokenizer, arguments=given)
         self._compile_seconds = checkpoint.options.number("structured_output_timeout", COMPILE_SECONDS)
         if self._compile_seconds <= 0:
             raise invalid(f"parameter 'structured_output_timeout' is {self._compile_seconds:g}; it must be more than 0")
@@ -143,7 +145,9 @@ class GenerationBackend(BackendBase):
         if checkpoint.options.verify_on_load:
             prompts = [prompt for text in _EXAMPLES if (prompt := tokenizer.encode(text))]
             if spec.gguf is not None:
-                self.runtime_facts["gguf_check"] = verify_gguf(engine, spec.gguf, prompts, spec.threads)
+                self.runtime_facts["gguf_check"] = verify_gguf(
+                    engine, spec.gguf, prompts, spec.threads, adapters=spec.adapters.values()
+                )
             if result := engine.verify(prompts):
                 self.runtime_facts["transformers_check"] = result
         self.text_limit = checkpoint.options.text_limit(engine.context)

@@ -7,13 +7,14 @@ does not know, or ignore metadata, without an error.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final
 
 from conch.backends.generation.agreement import PLAIN, QUANTISED, greedy_completions, require_agreement
 from conch.backends.generation.engine import GenerationEngine
-from conch.checkpoints.gguf import GgufFile
+from conch.checkpoints.gguf import GgufFile, other_engines
 from conch.checkpoints.gguf_reference import GgufReference
 from conch.core.errors import ConchError
 
@@ -23,12 +24,20 @@ _logger = logging.getLogger(__name__)
 _SECONDS: Final = 20.0
 
 
-def verify_gguf(engine: GenerationEngine, file: GgufFile, prompts: Sequence[list[int]], threads: int) -> str:
+def verify_gguf(
+    engine: GenerationEngine,
+    file: GgufFile,
+    prompts: Sequence[list[int]],
+    threads: int,
+    *,
+    adapters: Iterable[Path] = (),
+) -> str:
     """Compare greedy completions of ``prompts`` (token ids) with the weights of ``file``; returns the result as text.
 
     The reference uses ``threads`` cores. A file that it cannot compute, or not cheaply, is not checked; the log has the
     reason. Called before the first request. Raises INVALID_ARG if the engine's tokens or log-probabilities differ by
-    more than the tolerances, and the engine's error if it fails on a prompt.
+    more than the tolerances, naming the engines that may serve the file with these LoRA ``adapters``, and the engine's
+    error if it fails on a prompt.
     """
     completions = greedy_completions(engine, prompts)
     with ThreadPoolExecutor(max(1, threads)) as pool:
@@ -40,4 +49,6 @@ def verify_gguf(engine: GenerationEngine, file: GgufFile, prompts: Sequence[list
         except ConchError as error:
             _logger.warning("%s was not compared with its weights: %s", file.path, error.message)
             return f"not checked: {error.message}"
-    return require_agreement(engine, file.path, QUANTISED if file.quantised else PLAIN, completions, scores)
+    others = other_engines(file, adapters, without=engine.name)
+    tolerances = QUANTISED if file.quantised else PLAIN
+    return require_agreement(engine, file.path, tolerances, completions, scores, others=others)

@@ -19,6 +19,17 @@ from conch.config.parameters import Parameter
 from conch.core.errors import invalid
 from conch.machine.facts import usable_cores
 
+#: The types of the KV cache of engine ``llamacpp``.
+CACHE_VALUES: Final = "`f32`, `f16`, `bf16`, `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0`, `iq4_nl`"
+#: The arguments of llama.cpp that a model may set, by llama.cpp's names.
+LLAMACPP_PARAMETERS: Final = (
+    Parameter("n_gpu_layers", "layers", "all on a GPU", "engine `llamacpp`: layers that run on the GPU"),
+    Parameter("n_ubatch", "tokens", "512", "engine `llamacpp`: tokens that the network computes at once"),
+    Parameter("type_k", CACHE_VALUES, "`f16`", "engine `llamacpp`: the type of keys in the KV cache"),
+    Parameter("type_v", CACHE_VALUES, "`f16`", "engine `llamacpp`: the type of values in the KV cache"),
+    Parameter("flash_attn", "`auto`, `on`, `off`", "`auto`", "engine `llamacpp`: flash attention"),
+)
+
 GENERATION_PARAMETERS: Final = (
     Parameter("max_model_len", "tokens", "the checkpoint's", "maximum tokens of a prompt and its completion"),
     Parameter("max_num_seqs", "sequences", "the engine's", "sequences in the running batch"),
@@ -45,7 +56,8 @@ GENERATION_PARAMETERS: Final = (
     Parameter("structured_output_timeout", "seconds", "5", "time that a JSON schema or grammar may take to compile"),
     Parameter("speculative_model", "folder", "none", "a smaller checkpoint that guesses tokens ahead"),
     Parameter("num_speculative_tokens", "tokens", "5", "tokens that it proposes at a time"),
-    Parameter("lora_modules", "JSON", "none", "folders of LoRA adapters by the names that requests give"),
+    Parameter("lora_modules", "JSON", "none", "LoRA adapters by the names that requests give: folders, or GGUF files"),
+    *LLAMACPP_PARAMETERS,
 )
 
 
@@ -124,6 +136,17 @@ def engine_spec(
         arguments=arguments or {},
         tokenizer=tokenizer,
     )
+
+
+def library_arguments(engine: str, options: Options) -> dict[str, str]:
+    """Return the arguments of the engine's library among the parameters. Raises INVALID_ARG for those of another."""
+    given = {parameter.name: options.text(parameter.name) for parameter in LLAMACPP_PARAMETERS}
+    given = {name: text for name, text in given.items() if text}
+    if given and engine != "llamacpp":
+        raise invalid(
+            f"parameter '{next(iter(given))}' is for engine 'llamacpp', and engine '{engine}' serves the model"
+        )
+    return given
 
 
 def _dtype(checkpoint: Checkpoint) -> str:

@@ -365,6 +365,7 @@ _PURPOSES: Final[Mapping[str, str]] = {
     "onnxruntime": "ONNX graphs, converted models",
     "openvino": "OpenVINO graphs, converted models",
     "openvino_genai": "GGUF files, converted language models",
+    "llama_cpp": "GGUF files",
     "vllm": "language models on GPUs",
     "nncf": "conch convert",
     "llguidance": "structured output on transformers",

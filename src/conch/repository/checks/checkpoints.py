@@ -28,6 +28,7 @@ from conch.repository.checks.finding import CheckedModel, Finding, line_of, with
 #: The modules that each engine needs.
 _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("torch", "transformers"), ("torch", "transformers")),
+    "llamacpp": ("llama_cpp",),
     "onnxruntime": ("onnxruntime",),
     "openvino": ("openvino",),
     "pytorch": ("torch",),

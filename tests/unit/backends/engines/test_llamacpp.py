@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import pytest
 from conch.backends.batching.decoder import Chunk
 from conch.backends.engines.llamacpp.decoder import LlamaDecoder
 from conch.backends.engines.llamacpp.library import library
-from conch.backends.generation.engine import EngineSpec
+from conch.backends.generation.engine import EngineRequest, EngineSpec
+from conch.backends.generation.generation_backend import open_engine
 from conch.checkpoints.gguf import GgufFile, TensorInfo
 from conch.core.errors import Code, ConchError
+from conch.core.sampling.parameters import SamplingParams
 from tests.fakes import llama_cpp
+from tests.unit.backends.engines.driving import finished_by_id, tokens
 
 CONFIG = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 F32, I32 = 0, 26
@@ -26,7 +30,7 @@ F32, I32 = 0, 26
 
 @pytest.fixture(autouse=True)
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(__import__("sys").modules, "llama_cpp", llama_cpp)
+    monkeypatch.setitem(sys.modules, "llama_cpp", llama_cpp)
     library.cache_clear()
     yield
     library.cache_clear()
@@ -47,6 +51,10 @@ def refusal(folder: Path, content: str = "sum", **fields: Any) -> ConchError:
     return refused.value
 
 
+def request(id: int, prompt: list[int], **sampling: Any) -> EngineRequest:
+    return EngineRequest(id, prompt, SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **sampling}))
+
+
 def best(logits: Any) -> list[int]:
     return [int(token) for token in np.argmax(logits, -1)]
 
@@ -58,6 +66,58 @@ def test_sequences_of_a_step_are_computed_together(tmp_path: Path) -> None:
     assert best(logits) == [3, 5, 11, 18]
     assert best(decoder.run([Chunk(2, 1, [1]), Chunk(0, 2, [4])])) == [10, 7]
     assert decoder.run([Chunk(3, 0, [1], wanted=0)]).shape == (0, decoder.vocabulary)
+
+
+def test_requests_of_a_batch_get_the_tokens_that_they_get_alone(tmp_path: Path) -> None:
+    (tmp_path / "ten.gguf").write_text("10")
+    engine = open_engine("llamacpp", spec(tmp_path, adapters={"ten": tmp_path / "ten.gguf"}))
+    assert (engine.name, engine.library, engine.adapters) == ("llamacpp", "llama_cpp", ("ten",))
+    assert engine.vocabulary == llama_cpp.VOCABULARY
+    requests = [
+        request(1, [1, 3]),
+        request(2, [1, 3, 5], max_tokens=2),
+        request(3, [5], lora_name="ten"),
+        request(4, [1, 1], ignore_eos=True),
+        request(5, [1, 1]),
+    ]
+    completions = {id: tokens(progress) for id, progress in finished_by_id(engine, *requests).items()}
+    # Token 2 ends a sequence.
+    assert completions == {1: [4, 8, 16, 32], 2: [9, 18], 3: [15, 30, 20, 0], 4: [2, 4, 8, 16], 5: [2]}
+    assert not engine.busy
+    engine.close()
+    assert llama_cpp.contexts[-1].freed
+
+
+def test_cancelled_request_leaves_the_batch_and_its_prefix_is_reused(tmp_path: Path) -> None:
+    engine = open_engine("llamacpp", spec(tmp_path))
+    prompt = [1] * 70
+    engine.add(request(1, prompt, max_tokens=100, ignore_eos=True))
+    assert tokens(engine.step()) == [30]
+    engine.cancel(1)
+    assert not engine.busy
+    engine.add(request(2, [*prompt, 3]))
+    assert tokens(engine.step()) == [33]
+    assert engine.usage().prefix_hits == 64
+
+
+def test_missing_package_is_named_with_how_long_it_takes_to_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(ConchError) as refused:
+        open_engine("llamacpp", spec(tmp_path))
+    assert refused.value.code is Code.UNSUPPORTED
+    assert refused.value.message.startswith(
+        "engine 'llamacpp' needs llama-cpp-python (pip builds it from source with a C++ compiler, which takes 5 to 10 "
+        "minutes on two cores): "
+    )
+    assert "[llamacpp]" in refused.value.message
+
+
+def test_draft_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match="speculative decoding is not supported by engine 'llamacpp'") as refused:
+        open_engine("llamacpp", spec(tmp_path, draft=tmp_path))
+    assert refused.value.code is Code.INVALID_ARG
 
 
 def test_slots_share_a_beginning_and_are_shortened(tmp_path: Path) -> None:
@@ -92,21 +152,19 @@ def test_slots_of_a_recurrent_model_are_the_sequences_of_the_batch(tmp_path: Pat
 
 
 def test_adapters_apply_to_a_run(tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "adapter.gguf").write_text("1")
+    (tmp_path / "one.gguf").write_text("1")
     (tmp_path / "ten.gguf").write_text("10")
-    decoder = LlamaDecoder(spec(tmp_path, adapters={"one": tmp_path / "one", "ten": tmp_path / "ten.gguf"}))
+    decoder = LlamaDecoder(spec(tmp_path, adapters={"one": tmp_path / "one.gguf", "ten": tmp_path / "ten.gguf"}))
     assert decoder.adapters == ("one", "ten")
     runs = [best(decoder.run([Chunk(slot, 0, [5])], name)) for slot, name in enumerate(("one", "", "ten", "ten"))]
     assert runs == [[6], [5], [15], [15]]
 
 
 def test_an_adapter_that_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "adapter_model.safetensors").touch()
     (tmp_path / "broken.gguf").write_text("broken")
     assert refusal(tmp_path, adapters={"a": tmp_path / "none"}).message == (
-        f"LoRA adapter {tmp_path / 'none'} must be a GGUF file, or a folder with one: convert it with llama.cpp's "
-        "convert_lora_to_gguf.py"
+        f"engine 'llamacpp' cannot serve {tmp_path / 'model.gguf'}: LoRA adapter {tmp_path / 'none'} is not a GGUF "
+        "file: convert it with llama.cpp's convert_lora_to_gguf.py"
     )
     assert refusal(tmp_path, adapters={"a": tmp_path / "broken.gguf"}).message == (
         f"LoRA adapter {tmp_path / 'broken.gguf'}: lora tensor 'a' has unexpected suffix"
@@ -123,7 +181,10 @@ def test_arguments_go_to_the_library(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ({"gguf": None}, "engine 'llamacpp' needs a GGUF file: {folder} has none"),
-        ({"kind": I32}, "{file}: matrix 'blk.0.attn_q.weight' is of type I32, which no model has"),
+        (
+            {"kind": I32},
+            "engine 'llamacpp' cannot serve {file}: matrix 'blk.0.attn_q.weight' is of type I32, which no model has",
+        ),
         (
             {"arguments": {"n_gpu_layers": "4"}},
             "n_gpu_layers is 4, but the instance runs on the CPU: set its kind to KIND_GPU",

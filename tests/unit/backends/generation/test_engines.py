@@ -10,14 +10,21 @@ import pytest
 
 from conch.backends.generation.engine import EngineSpec
 from conch.backends.generation.generation_backend import choose_engine, open_engine
-from conch.backends.generation.options import engine_spec
+from conch.backends.generation.options import engine_spec, library_arguments
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.gguf import other_engines, read_gguf
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
+from tests.fakes import llama_cpp
 from tests.unit.backends.generation.fake_engine import FakeEngine
 from tests.unit.checkpoints.gguf_files import LLAMA, write
 
 MATRIX = "blk.0.ffn_up.weight"
+
+
+@pytest.fixture(autouse=True)
+def without_llamacpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
 
 
 def file_with(folder: Path, name: str, kind: int, architecture: str = "llama") -> Path:
@@ -103,8 +110,65 @@ def test_other_files_are_served_by_transformers_and_refused_by_openvino(
     checkpoint = Checkpoint.open(tmp_path, Options())
     assert choose_engine(checkpoint, on_gpu=False) == checkpoint.engine == "transformers"
     assert problem in checkpoint.openvino_problem
-    with pytest.raises(ConchError, match=f"engine 'openvino' cannot serve {path}: .*{problem}") as refused:
+    others = "; set parameter 'engine' to 'llamacpp' or 'transformers'"
+    with pytest.raises(ConchError, match=f"engine 'openvino' cannot serve {path}: .*{problem}.*{others}") as refused:
         open_engine("openvino", EngineSpec(tmp_path, checkpoint.config, (), gguf=checkpoint.gguf))
+    assert refused.value.code is Code.INVALID_ARG
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "adapter", "expected"),
+    [
+        (8, "llama", "", "llamacpp"),
+        (13, "gemma2", "", "llamacpp"),
+        (8, "llama", "red.gguf", "llamacpp"),
+        (8, "llama", "red", "transformers"),
+        (26, "llama", "", "transformers"),
+    ],
+)
+def test_files_are_served_by_llamacpp_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int, architecture: str, adapter: str, expected: str
+) -> None:
+    file_with(tmp_path, MATRIX, kind, architecture)
+    options = Options.from_values({"lora_modules": {"red": adapter}} if adapter else {})
+    checkpoint = Checkpoint.open(tmp_path, options)
+    assert choose_engine(checkpoint, on_gpu=False) != "llamacpp"
+    monkeypatch.setitem(sys.modules, "llama_cpp", llama_cpp)
+    assert choose_engine(checkpoint, on_gpu=False) == checkpoint.engine == expected
+    assert choose_engine(checkpoint, on_gpu=True) == "transformers"
+
+
+def test_folder_is_not_served_by_llamacpp(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    message = f"engine 'llamacpp' needs a GGUF file: {tmp_path} has none"
+    with pytest.raises(ConchError, match=message) as refused:
+        Checkpoint.open(tmp_path, Options(engine="llamacpp"))
+    assert refused.value.code is Code.INVALID_ARG
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "adapters", "others"),
+    [
+        (8, "llama", [], "'llamacpp' or 'transformers'"),
+        (8, "llama", ["a.gguf"], "'llamacpp'"),
+        (8, "llama", ["a"], "'transformers'"),
+        (26, "llama", ["a.gguf"], "another engine"),
+    ],
+)
+def test_refusals_name_the_engines_that_may_serve_the_file(
+    tmp_path: Path, kind: int, architecture: str, adapters: list[str], others: str
+) -> None:
+    file = read_gguf(file_with(tmp_path, MATRIX, kind, architecture))
+    assert other_engines(file, adapters, without="openvino") == others
+
+
+def test_arguments_of_llamacpp_are_parameters_of_the_model() -> None:
+    options = Options.from_values({"n_gpu_layers": 8, "type_k": "q8_0"})
+    assert library_arguments("llamacpp", options) == {"n_gpu_layers": "8", "type_k": "q8_0"}
+    assert library_arguments("openvino", Options()) == {}
+    message = "parameter 'n_gpu_layers' is for engine 'llamacpp', and engine 'openvino' serves the model"
+    with pytest.raises(ConchError, match=message) as refused:
+        library_arguments("openvino", options)
     assert refused.value.code is Code.INVALID_ARG
 
 

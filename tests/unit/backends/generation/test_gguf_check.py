@@ -68,7 +68,7 @@ def test_engine_that_rounds_minima_is_refused(tmp_path: Path, network: Any) -> N
         verify_gguf(rounded, read_gguf(path), PROMPTS, 1)
     assert error.value.code is Code.INVALID_ARG
     assert error.value.message.endswith(
-        "; set parameter 'engine' to another engine, or 'verify_on_load' to false to serve it anyway"
+        "; set parameter 'engine' to 'llamacpp' or 'openvino', or 'verify_on_load' to false to serve it anyway"
     )
 
 

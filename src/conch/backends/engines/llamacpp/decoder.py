@@ -18,7 +18,7 @@ import numpy.typing as npt
 from conch.backends.batching.decoder import Chunk, Decoder, Logits
 from conch.backends.engines.llamacpp.library import CACHE_TYPES, Arguments, LlamaLibrary, library
 from conch.backends.generation.engine import EngineSpec, kv_token_bytes
-from conch.checkpoints.gguf import GgufFile, type_name
+from conch.checkpoints.gguf import GgufFile, llamacpp_problem, type_name
 from conch.core.errors import internal, invalid, unsupported
 from conch.machine.memory import free_memory
 
@@ -34,8 +34,6 @@ _CELLS: Final = 256
 #: The status of ``llama_decode`` for a full cache, and llama.cpp's split mode for one GPU.
 _FULL: Final = 1
 _NO_SPLIT: Final = 0
-#: Types for intermediate results and counters.
-_NO_WEIGHTS: Final = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
 
 
 class LlamaDecoder(Decoder):
@@ -45,7 +43,8 @@ class LlamaDecoder(Decoder):
         gguf = spec.gguf
         if gguf is None:
             raise invalid(f"engine 'llamacpp' needs a GGUF file: {spec.directory} has none")
-        _check_types(gguf)
+        if problem := llamacpp_problem(gguf, spec.adapters.values()):
+            raise invalid(f"engine 'llamacpp' cannot serve {spec.source}: {problem}")
         self._llama = library()
         module = self._llama.module
         arguments = Arguments.of(spec)
@@ -175,14 +174,6 @@ def _weights_type(gguf: GgufFile) -> str:
     return max(sizes, key=lambda name: sizes[name], default="unknown")
 
 
-def _check_types(gguf: GgufFile) -> None:
-    """Raise INVALID_ARG for a matrix of a type that llama.cpp cannot multiply; it would crash."""
-    for tensor in gguf.tensors.values():
-        kind = type_name(tensor.type)
-        if len(tensor.shape) > 1 and tensor.name.endswith(".weight") and kind in _NO_WEIGHTS:
-            raise invalid(f"{gguf.path}: matrix '{tensor.name}' is of type {kind}, which no model has")
-
-
 def _load_model(llama: LlamaLibrary, spec: EngineSpec, arguments: Arguments) -> Any:
     """Load the weights. Raises INVALID_ARG for a file that llama.cpp does not load or that generates no text."""
     module = llama.module
@@ -225,14 +216,8 @@ def _open_context(
 
 
 def _load_adapter(llama: LlamaLibrary, model: Any, path: Path) -> Any:
-    """Load a LoRA adapter: a GGUF file, or a folder with one. Raises INVALID_ARG for others."""
-    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
-    if len(files) != 1 or files[0].suffix != ".gguf":
-        raise invalid(
-            f"LoRA adapter {path} must be a GGUF file, or a folder with one: convert it with llama.cpp's "
-            "convert_lora_to_gguf.py"
-        )
-    file = str(files[0]).encode()
+    """Load a LoRA adapter, a GGUF file. Raises INVALID_ARG if llama.cpp refuses it."""
+    file = str(path).encode()
     return llama.checked(f"LoRA adapter {path}", lambda: llama.module.llama_adapter_lora_init(model, file))
 
 

@@ -6,7 +6,7 @@ OpenVINO is imported when ``open`` is called, in a worker.
 from __future__ import annotations
 
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
-from conch.checkpoints.gguf import openvino_problem
+from conch.checkpoints.gguf import openvino_problem, other_engines
 from conch.core.errors import invalid
 from conch.machine import extras
 
@@ -24,7 +24,10 @@ def open(spec: EngineSpec) -> GenerationEngine:
         raise invalid("speculative decoding is not supported by engine 'openvino'")
     if spec.gguf is not None:
         if problem := openvino_problem(spec.gguf, str(spec.config.get("model_type", "")), bool(spec.adapters)):
-            raise invalid(f"engine 'openvino' cannot serve {spec.source}: {problem}")
+            others = other_engines(spec.gguf, spec.adapters.values(), without="openvino")
+            raise invalid(
+                f"engine 'openvino' cannot serve {spec.source}: {problem}; set parameter 'engine' to {others}"
+            )
     elif not (spec.directory / "openvino_model.xml").is_file():
         raise invalid(f"engine 'openvino' needs an exported model: {spec.directory} has no openvino_model.xml")
     extras.require("engine 'openvino'", "openvino", "openvino_genai")

@@ -10,6 +10,7 @@ import os
 from conch.backends.base.backend_base import versioned
 from conch.backends.engines.vllm.arguments import choose_device
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
+from conch.checkpoints.gguf import GgufFile, other_engines
 from conch.core.errors import invalid
 from conch.machine import extras
 
@@ -25,20 +26,21 @@ def open(spec: EngineSpec) -> GenerationEngine:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     vllm = extras.load("engine 'vllm'", "vllm")
     if spec.gguf is not None:
-        _require_gguf(spec)
+        _require_gguf(spec, spec.gguf)
     from conch.backends.engines.vllm.engine import VllmEngine
 
     return VllmEngine(vllm, spec)
 
 
-def _require_gguf(spec: EngineSpec) -> None:
+def _require_gguf(spec: EngineSpec, file: GgufFile) -> None:
     """Raise INVALID_ARG if this vLLM does not read GGUF files, which later versions need a plugin for."""
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
     if "gguf" not in QUANTIZATION_METHODS:
+        others = other_engines(file, spec.adapters.values(), without="vllm")
         raise invalid(
             f"engine 'vllm' cannot load '{spec.source}': {versioned('vllm')} reads no GGUF files without a plugin; "
-            "set parameter 'engine' to 'openvino' or 'transformers'"
+            f"set parameter 'engine' to {others}"
         )
