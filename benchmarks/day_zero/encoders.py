@@ -15,10 +15,11 @@ import numpy as np
 
 from benchmarks.day_zero.outcome import Outcome
 from conch.backends.base.arrays import DTYPES, Request, Result, Strings
-from conch.backends.tasks.classification import apply, default_function, softmax
+from conch.backends.tasks.classification import apply, default_function
 from conch.backends.tasks.encoders.question_answering import answers, windows
 from conch.backends.tasks.huggingface_backend import EngineOpener, make_task
 from conch.backends.tasks.task import ExecutionWork, Task
+from conch.checkpoints.activations import softmax
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import open_encoder

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from conch.checkpoints.activations import activation_named
 from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import invalid, unsupported
 from conch.machine import extras
@@ -171,24 +172,11 @@ def normalized(vectors: Array) -> Array:
     return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12))[:, None])
 
 
-ACTIVATIONS: Final[dict[str, Step]] = {
-    "Identity": lambda x: x,
-    "Tanh": lambda x: np.asarray(np.tanh(x)),
-    "ReLU": lambda x: np.asarray(np.maximum(x, 0)),
-    "Sigmoid": lambda x: np.asarray(1 / (1 + np.exp(-x))),
-}
-
-
 def dense(checkpoint: Checkpoint, path: str) -> Step:
     """Load a ``Dense`` module: a linear layer with an activation."""
     config = _config(checkpoint, path)
-    name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].strip("'>")
-    if name not in ACTIVATIONS:
-        raise unsupported(
-            f"'{checkpoint.source}': {path}/config.json has the activation '{name}'; "
-            f"supported are {', '.join(ACTIVATIONS)}"
-        )
-    activation = ACTIVATIONS[name]
+    name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    activation = activation_named(name, checkpoint.source)
     weights = _weights(checkpoint, path)
     try:
         weight = np.ascontiguousarray(weights["linear.weight"].T, np.float32)

@@ -12,25 +12,13 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Array, Strings
+from conch.checkpoints.activations import sigmoid, softmax
 from conch.checkpoints.options import Options
 from conch.core.errors import ConchError, invalid
 
 #: The input and parameter that selects one of ``FUNCTIONS``.
 FUNCTION: Final = "function_to_apply"
 FUNCTIONS: Final = ("sigmoid", "softmax", "none")
-
-
-def softmax(logits: Array) -> Array:
-    """Return probabilities over the last dimension."""
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    powers /= powers.sum(-1, keepdims=True)
-    return np.asarray(powers)
-
-
-def sigmoid(logits: Array) -> Array:
-    """Return the independent probability of each logit."""
-    with np.errstate(over="ignore"):
-        return np.asarray(1.0 / (1.0 + np.exp(-logits)))
 
 
 def apply(function: str, logits: Array) -> Array:

@@ -8,9 +8,10 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.classification import checked_top_k, softmax
+from conch.backends.tasks.classification import checked_top_k
 from conch.backends.tasks.encoders.encoder_task import TEXT, EncodedRequest, EncoderTask, PaddedBatch, texts_of
 from conch.backends.tasks.task import OpenEngine, TaskDescription
+from conch.checkpoints.activations import softmax
 from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import invalid
 from conch.core.inference import TensorSpec

@@ -25,7 +25,6 @@ from conch.backends.tasks.classification import (
     max_labels,
     mislabelled,
     ranked,
-    softmax,
 )
 from conch.backends.tasks.encoders.encoder_task import (
     PAIR,
@@ -37,6 +36,7 @@ from conch.backends.tasks.encoders.encoder_task import (
     texts_of,
 )
 from conch.backends.tasks.task import OpenEngine, TaskDescription
+from conch.checkpoints.activations import softmax
 from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import invalid, unsupported
 from conch.core.inference import TensorSpec

@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.classification import checked_choice, mislabelled, softmax
+from conch.backends.tasks.classification import checked_choice, mislabelled
 from conch.backends.tasks.encoders.encoder_task import TEXT, EncodedRequest, EncoderTask, PaddedBatch, texts_of
 from conch.backends.tasks.task import OpenEngine, TaskDescription
+from conch.checkpoints.activations import softmax
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens
 from conch.core.errors import unsupported
