@@ -156,8 +156,8 @@ def _refuse_downloaded(name: str, program: _Recognised, artefacts: Collection[st
     )
     if beside:
         raise Problem(
-            f"model '{name}' has both {program.filename} and {shown_name(beside)}, of a checkpoint that may have "
-            f"brought {program.filename} with it: set 'backend' in config.pbtxt, "
+            f"model '{name}' has both {program.filename} and {shown_name(beside)}, which belongs to a checkpoint "
+            f"that may include {program.filename}: set 'backend' in config.pbtxt, "
             f'to "{program.backend}" to run {program.filename}, or to "huggingface" to serve the checkpoint',
             hint="set 'backend'",
         )

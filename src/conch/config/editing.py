@@ -53,13 +53,13 @@ def edit(text: str, changes: Mapping[str, Any], source: str = "config.pbtxt") ->
     return str(text_format.MessageToString(after, as_utf8=True))
 
 
-def _apply(message: Any, changes: Mapping[str, Any], where: str) -> None:
+def _apply(message: Any, changes: Mapping[str, Any], prefix: str) -> None:
     fields = {name: field for field in message.DESCRIPTOR.fields for name in (field.name, field.json_name)}
     for name, value in changes.items():
-        path = f"{where}{name}"
+        path = f"{prefix}{name}"
         field = fields.get(name)
         if field is None:
-            raise invalid(f"there is no field '{path}' in a model's configuration")
+            raise invalid(f"a model configuration has no field '{path}'")
         repeated = field.default_value == []
         if value is None:
             message.ClearField(field.name)

@@ -10,7 +10,7 @@ _NOT_YET = "this server does not support it yet"
 #: Top-level fields, and why they have no effect.
 FIELDS_WITHOUT_EFFECT = {
     "cc_model_filenames": "use instance groups and versions",
-    "model_operations": "its libraries of ONNX operations are not loaded. A Python model can, with "
+    "model_operations": "libraries of ONNX operations are not loaded; a Python model can load them with "
     "'register_custom_ops_library' of ONNX Runtime's session options",
     "model_repository_agents": _NOT_YET,
 }
@@ -51,8 +51,8 @@ def _of_metrics(config: ModelConfig) -> Problems:
     for index, control in enumerate(config.model_metrics.metric_control):
         family = control.metric_identifier.family
         if family and family != FIRST_RESPONSE:
-            where = ("model_metrics", 0, "metric_control", index)
-            yield _ineffective(f"'metric_control' of '{family}'", where, f"only {FIRST_RESPONSE} has buckets")
+            field = ("model_metrics", 0, "metric_control", index)
+            yield _ineffective(f"'metric_control' of '{family}'", field, f"only {FIRST_RESPONSE} has buckets")
 
 
 def _of_instances(config: ModelConfig) -> Problems:
@@ -81,7 +81,7 @@ def _of_ensembles(config: ModelConfig) -> Problems:
             yield _ineffective(
                 "'model_namespace'",
                 (*ensemble, "step", index, "model_namespace"),
-                "without --model-namespacing, or where the ensemble's own repository has the member",
+                "without --model-namespacing, or if the ensemble's own repository has the step's model",
             )
 
 
@@ -89,5 +89,5 @@ def _is_set(message: object, name: str) -> bool:
     return any(field.name == name for field, _ in message.ListFields())  # type: ignore[attr-defined]
 
 
-def _ineffective(what: str, field: FieldPath, reason: str) -> Problem:
-    return Problem(f"{what} has no effect: {reason}", field, hint="leave it out")
+def _ineffective(subject: str, field: FieldPath, reason: str) -> Problem:
+    return Problem(f"{subject} has no effect: {reason}", field, hint="leave it out")

@@ -69,7 +69,7 @@ class ParameterTable:
             return invalid(f"parameter '{name}' is not known; {hint}")
         if self.strict:
             return invalid(
-                f"parameter '{name}' is not known to backend '{self.backend}'; it has {', '.join(sorted(self.names))}"
+                f"parameter '{name}' is unknown to backend '{self.backend}'; it has {', '.join(sorted(self.names))}"
             )
         return None
 

@@ -51,7 +51,7 @@ _WRITING: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], str], s
     (re.compile("Expected integer, got: -$"), lambda match, rest: "write a number that is not negative"),
     (
         re.compile(r"Expected identifier or number, got [{\"]"),
-        lambda match, rest: "this is no JSON: write name: value, with the name without quotation marks",
+        lambda match, rest: "this is not JSON: write name: value, without quotation marks around the name",
     ),
     (re.compile("missing ending quote"), lambda match, rest: "close the quotation mark on the same line"),
     (re.compile(r'Expected ":"'), lambda match, rest: "write ':' in place of '='" if rest.startswith("=") else ""),
@@ -88,7 +88,7 @@ def hint(detail: str, text: str, offset: int) -> str:
 
 
 def _nearest(wrong: str, kind: str, known: Sequence[str]) -> str:
-    """Suggest the name that was meant, or list the known names.
+    """Suggest the nearest known name, or list the known names.
 
     Recognises names that other programs use, names without their prefix (``GPU``), and misspelt names.
     """
@@ -96,7 +96,7 @@ def _nearest(wrong: str, kind: str, known: Sequence[str]) -> str:
     bare = wrong.upper().removeprefix(prefix) if prefix else wrong
     # The common prefix would make all names similar.
     names = {name.removeprefix(prefix): name for name in known} | dict(_OTHER_NAMES.get(kind, {}))
-    return did_you_mean(bare, names, f"known here: {', '.join(known)}", shown=names.__getitem__)
+    return did_you_mean(bare, names, f"the valid names are {', '.join(known)}", shown=names.__getitem__)
 
 
 def _message_expected(rest: str) -> str:
@@ -163,7 +163,7 @@ def _unreadable(error: text_format.ParseError, text: str, source: str) -> Config
         path=source,
         line=line,
         column=column,
-        hint="put the value in its place" if unfilled else hint(detail, text, _offset(text, line, column)),
+        hint="replace the placeholder with the value" if unfilled else hint(detail, text, _offset(text, line, column)),
     )
 
 

@@ -72,7 +72,7 @@ def open_regular(path: Path) -> BufferedReader:
         if S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -84,7 +84,7 @@ def read_small(path: Path, limit: int = MOST_BYTES) -> bytes:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            raise OSError(errno.EFBIG, f"it has {size:,} bytes, and may have {limit:,}", str(path))
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes; at most {limit:,} are allowed", str(path))
         return file.read(limit)
 
 

@@ -188,7 +188,9 @@ def read_url(text: str) -> RemoteUrl:
     if not host:
         raise invalid(f"url '{text}' names no host: write {parts.scheme}://host:port")
     if parts.username or parts.password:
-        raise invalid("url holds a user or a password: name an environment variable with 'authorization_env' instead")
+        raise invalid(
+            "url contains a user name or a password: set 'authorization_env' to the name of an environment variable"
+        )
     if parts.query or parts.fragment:
         raise invalid(f"url '{text}' must end after its path")
     path = parts.path.rstrip("/")
@@ -333,7 +335,7 @@ class _ParameterReader:
         certificate, key = self._parameters.get("certificate_file", ""), self._parameters.get("key_file", "")
         if bool(certificate) != bool(key):
             present, missing = ("certificate_file", "key_file") if certificate else ("key_file", "certificate_file")
-            self._note(present, f"parameter '{present}' needs '{missing}' beside it")
+            self._note(present, f"parameter '{present}' requires '{missing}'")
         return key
 
 

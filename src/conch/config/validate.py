@@ -1,7 +1,7 @@
 """All checks of a configuration, in the order in which loading makes them.
 
 ``validate`` runs when a model is read from its repository, before its versions are listed; ``validate_written`` runs
-instead where no backend completes configurations. ``validate_io``, ``validate_states`` and ``validate_instances`` run
+instead if no backend completes configurations. ``validate_io``, ``validate_states`` and ``validate_instances`` run
 when a version is loaded, after the backend has completed the configuration. ``validate_ensemble`` runs once the
 configurations of the steps' models are known. Each function raises the first :class:`Problem`; the underlying
 ``…_problems`` generators yield all.
@@ -37,31 +37,31 @@ def instance_problems(config: ModelConfig, gpus: Sequence[int] = ()) -> Problems
     if is_ensemble(config):
         return
     for index, group in enumerate(config.instance_group):
-        where: FieldPath = ("instance_group", index)
+        path: FieldPath = ("instance_group", index)
         subject = f"instance group {group.name} of model {config.name}"
         if group.kind == InstanceGroup.KIND_GPU:
-            yield from _gpu_problems(group, subject, gpus, where)
+            yield from _gpu_problems(group, subject, gpus, path)
         elif group.gpus:
             kind = InstanceGroup.Kind.Name(group.kind)
-            yield Problem(f"{subject} has kind {kind} but specifies one or more GPUs", (*where, "gpus"))
+            yield Problem(f"{subject} has kind {kind} but specifies one or more GPUs", (*path, "gpus"))
         if group.profile and config.platform != "tensorrt_plan":
             yield Problem(
                 f"{subject} and platform {config.platform}specifies profile field which is only supported "
                 "for TensorRT models",
-                (*where, "profile"),
+                (*path, "profile"),
             )
 
 
-def _gpu_problems(group: InstanceGroup, subject: str, gpus: Sequence[int], where: FieldPath) -> Problems:
+def _gpu_problems(group: InstanceGroup, subject: str, gpus: Sequence[int], path: FieldPath) -> Problems:
     if not group.gpus:
         has = "specifies no GPUs" if gpus else "no GPUs are available"
-        yield Problem(f"{subject} has kind KIND_GPU but {has}", where, hint="use KIND_CPU or KIND_AUTO")
+        yield Problem(f"{subject} has kind KIND_GPU but {has}", path, hint="use KIND_CPU or KIND_AUTO")
     for gpu in group.gpus:
         if gpu not in gpus:
             yield Problem(
                 f"{subject} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required "
                 f"CUDA compute compatibility of {_COMPUTE_CAPABILITY} are: {' '.join(map(str, gpus))}",
-                (*where, "gpus"),
+                (*path, "gpus"),
             )
 
 
@@ -81,16 +81,16 @@ def warmup_problems(config: ModelConfig) -> Problems:
             continue
         for name in sorted(sample.inputs):
             tensor = sample.inputs[name]
-            where = ("model_warmup", index, "inputs")
+            path = ("model_warmup", index, "inputs")
             if inputs and name not in inputs:
                 message = f"{_REQUEST}unexpected inference input '{name}' for model '{config.name}'"
-                yield Problem(message, where, hint=f"its inputs are {', '.join(inputs)}")
+                yield Problem(message, path, hint=f"its inputs are {', '.join(inputs)}")
             if any(dim < 0 for dim in tensor.dims):
                 yield Problem(
-                    f"warmup setting expects all variable-size dimensions are specified for input '{name}'", where
+                    f"warmup setting expects all variable-size dimensions are specified for input '{name}'", path
                 )
             if tensor.WhichOneof("input_data_type") is None or tensor.data_type == DataType.TYPE_INVALID:
-                yield Problem(f"{_REQUEST}warmup setting expects input '{name}' to have input_data_type set", where)
+                yield Problem(f"{_REQUEST}warmup setting expects input '{name}' to have input_data_type set", path)
 
 
 def warmup_size_problem(file: str, expected: int, size: int) -> Problem:
@@ -123,31 +123,31 @@ def written_io_problems(config: ModelConfig) -> Problems:
 
 def _tensor_problems(config: ModelConfig) -> Problems:
     for index, tensor in enumerate(config.input):
-        where: FieldPath = ("input", index)
-        yield from _one_tensor("model input", tensor, where, config.max_batch_size)
+        path: FieldPath = ("input", index)
+        yield from _one_tensor("model input", tensor, path, config.max_batch_size)
         if tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
-            yield Problem("model input NHWC/NCHW require 3 dims", (*where, "format"))
-        yield from _tensorrt_only(config, tensor, where)
+            yield Problem("model input NHWC/NCHW require 3 dims", (*path, "format"))
+        yield from _tensorrt_only(config, tensor, path)
     for index, tensor in enumerate(config.output):
-        where = ("output", index)
-        yield from _one_tensor("model output", tensor, where, config.max_batch_size)
-        yield from _tensorrt_only(config, tensor, where)
+        path = ("output", index)
+        yield from _one_tensor("model output", tensor, path, config.max_batch_size)
+        yield from _tensorrt_only(config, tensor, path)
     yield from _batch_input_problems(config)
     yield from _batch_output_problems(config)
 
 
-def _one_tensor(kind: str, tensor: ModelInput | ModelOutput, where: FieldPath, max_batch_size: int) -> Problems:
+def _one_tensor(kind: str, tensor: ModelInput | ModelOutput, path: FieldPath, max_batch_size: int) -> Problems:
     if not tensor.name:
-        yield Problem(f"{kind} must specify 'name'", where)
+        yield Problem(f"{kind} must specify 'name'", path)
     named = f"{kind} '{tensor.name}'"
     if tensor.data_type == DataType.TYPE_INVALID:
-        yield Problem(f"{named} must specify 'data_type'", where)
+        yield Problem(f"{named} must specify 'data_type'", path)
     if not tensor.dims:
-        yield Problem(f"{named} must specify 'dims'", where, hint="a tensor of one number has dims: [ 1 ]")
+        yield Problem(f"{named} must specify 'dims'", path, hint="a tensor of one number has dims: [ 1 ]")
     if any(not _is_dimension(dim) for dim in tensor.dims):
-        yield Problem(f"{named} dimension {_DIMENSION}", (*where, "dims"), hint="dims: [ -1 ] takes any number")
+        yield Problem(f"{named} dimension {_DIMENSION}", (*path, "dims"), hint="dims: [ -1 ] takes any number")
     elif tensor.HasField("reshape") and tensor.dims:
-        yield from _reshape_problems(named, tensor.dims, tensor.reshape.shape, (*where, "reshape"), max_batch_size)
+        yield from _reshape_problems(named, tensor.dims, tensor.reshape.shape, (*path, "reshape"), max_batch_size)
 
 
 def _is_dimension(dim: int) -> bool:
@@ -155,20 +155,20 @@ def _is_dimension(dim: int) -> bool:
 
 
 def _reshape_problems(
-    named: str, dims: Sequence[int], shape: Sequence[int], where: FieldPath, max_batch_size: int
+    named: str, dims: Sequence[int], shape: Sequence[int], path: FieldPath, max_batch_size: int
 ) -> Problems:
     if any(not _is_dimension(dim) for dim in shape):
-        yield Problem(f"{named} reshape dimensions {_DIMENSION}", where)
+        yield Problem(f"{named} reshape dimensions {_DIMENSION}", path)
     elif not shape and max_batch_size == 0:
         yield Problem(
-            f"{named} cannot have empty reshape for non-batching model as scalar tensors are not supported", where
+            f"{named} cannot have empty reshape for non-batching model as scalar tensors are not supported", path
         )
     elif (-1 in dims) != (-1 in shape):
-        yield Problem(f"{named} has different size for dims and reshape", where)
+        yield Problem(f"{named} has different size for dims and reshape", path)
     elif list(dims).count(-1) != list(shape).count(-1):
-        yield Problem(f"{named} has different number of variable-size dimensions for dims and reshape", where)
+        yield Problem(f"{named} has different number of variable-size dimensions for dims and reshape", path)
     elif _fixed_sizes(dims) != _fixed_sizes(shape):
-        yield Problem(f"{named} has different size for dims and reshape", where)
+        yield Problem(f"{named} has different size for dims and reshape", path)
 
 
 def _fixed_sizes(dims: Sequence[int]) -> list[int]:
@@ -190,27 +190,27 @@ def _runs(dims: Sequence[int]) -> Iterator[int]:
     yield prod(run)
 
 
-def _tensorrt_only(config: ModelConfig, tensor: ModelInput | ModelOutput, where: FieldPath) -> Problems:
+def _tensorrt_only(config: ModelConfig, tensor: ModelInput | ModelOutput, path: FieldPath) -> Problems:
     if config.platform == "tensorrt_plan":
         return
     if tensor.is_shape_tensor:
-        yield Problem("shape tensors are only supported for TensorRT platform", (*where, "is_shape_tensor"))
+        yield Problem("shape tensors are only supported for TensorRT platform", (*path, "is_shape_tensor"))
     if tensor.is_non_linear_format_io:
         yield Problem(
-            "Non-linear IO format is only supported for the TensorRT platform", (*where, "is_non_linear_format_io")
+            "Non-linear IO format is only supported for the TensorRT platform", (*path, "is_non_linear_format_io")
         )
 
 
 def _batch_input_problems(config: ModelConfig) -> Problems:
     inputs = {tensor.name for tensor in config.input}
     for index, tensor in enumerate(config.batch_input):
-        where: FieldPath = ("batch_input", index)
+        path: FieldPath = ("batch_input", index)
         kind = BatchInput.Kind.Name(tensor.kind)
         if len(tensor.source_input) != 1:
-            yield Problem(f"batch input kind '{kind}' expects 1 source input, got {len(tensor.source_input)}", where)
+            yield Problem(f"batch input kind '{kind}' expects 1 source input, got {len(tensor.source_input)}", path)
         if tensor.data_type not in (DataType.TYPE_INT32, DataType.TYPE_FP32):
-            yield Problem("batch input data type must be TYPE_INT32 or TYPE_FP32", where)
-        yield from _unknown_sources(tensor.source_input, inputs, where)
+            yield Problem("batch input data type must be TYPE_INT32 or TYPE_FP32", path)
+        yield from _unknown_sources(tensor.source_input, inputs, path)
 
 
 def _batch_output_problems(config: ModelConfig) -> Problems:
@@ -218,23 +218,23 @@ def _batch_output_problems(config: ModelConfig) -> Problems:
     outputs = {tensor.name for tensor in config.output}
     for index, tensor in enumerate(config.batch_output):
         taken: set[str] = set()  # per batch output; if two have the same target, the later one applies
-        where: FieldPath = ("batch_output", index)
+        path: FieldPath = ("batch_output", index)
         kind = BatchOutput.Kind.Name(tensor.kind)
         if len(tensor.source_input) != 1:
-            yield Problem(f"batch output kind '{kind}' expects 1 source input, got {len(tensor.source_input)}", where)
-        yield from _unknown_sources(tensor.source_input, inputs, where)
+            yield Problem(f"batch output kind '{kind}' expects 1 source input, got {len(tensor.source_input)}", path)
+        yield from _unknown_sources(tensor.source_input, inputs, path)
         for target in tensor.target_name:
             if target not in outputs:
-                yield Problem(f"unknown target output name '{target}'", (*where, "target_name"))
+                yield Problem(f"unknown target output name '{target}'", (*path, "target_name"))
             if target in taken:
-                yield Problem(f"target output name '{target}' can only be specified once", (*where, "target_name"))
+                yield Problem(f"target output name '{target}' can only be specified once", (*path, "target_name"))
             taken.add(target)
 
 
-def _unknown_sources(sources: Sequence[str], inputs: set[str], where: FieldPath) -> Problems:
+def _unknown_sources(sources: Sequence[str], inputs: set[str], path: FieldPath) -> Problems:
     for source in sources:
         if source not in inputs:
-            yield Problem(f"unknown source input name '{source}'", (*where, "source_input"))
+            yield Problem(f"unknown source input name '{source}'", (*path, "source_input"))
 
 
 _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
@@ -252,27 +252,27 @@ _CORRELATION_ID_TYPES = (
 def dynamic_batching_problems(config: ModelConfig) -> Problems:
     """Yield all errors in ``dynamic_batching``."""
     batching, name = config.dynamic_batching, config.name
-    where: FieldPath = ("dynamic_batching",)
+    path: FieldPath = ("dynamic_batching",)
     for size in batching.preferred_batch_size:
         if size <= 0:
             yield Problem(
-                f"dynamic batching preferred size must be positive for {name}", (*where, "preferred_batch_size")
+                f"dynamic batching preferred size must be positive for {name}", (*path, "preferred_batch_size")
             )
         elif size > config.max_batch_size:
             yield Problem(
                 f"dynamic batching preferred size must be <= max batch size for {name}",
-                (*where, "preferred_batch_size"),
+                (*path, "preferred_batch_size"),
                 hint=f"max_batch_size is {config.max_batch_size}",
             )
     levels = batching.priority_levels
     if levels and not 1 <= batching.default_priority_level <= levels:
-        yield Problem(f"default priority level must be in range [1, {levels}] for {name}", where)
+        yield Problem(f"default priority level must be in range [1, {levels}] for {name}", path)
     if levels:
         for level in sorted(batching.priority_queue_policy):
             if not 1 <= level <= levels:
                 yield Problem(
                     f"priority queue policy must have priority level in range [1, {levels}] for {name}",
-                    (*where, "priority_queue_policy"),
+                    (*path, "priority_queue_policy"),
                 )
     if batching.preserve_ordering:
         yield from _ordering_problems(config)
@@ -280,15 +280,15 @@ def dynamic_batching_problems(config: ModelConfig) -> Problems:
 
 def _ordering_problems(config: ModelConfig) -> Problems:
     batching = config.dynamic_batching
-    where = ("dynamic_batching", 0, "preserve_ordering")
+    path = ("dynamic_batching", 0, "preserve_ordering")
     if batching.priority_levels > 1:
-        yield Problem(f"Only one priority level is allowed when 'preserve_ordering' is true for {config.name}", where)
+        yield Problem(f"Only one priority level is allowed when 'preserve_ordering' is true for {config.name}", path)
     policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
     if any(policy.default_timeout_microseconds and policy.timeout_action == QueuePolicy.DELAY for policy in policies):
         yield Problem(
             "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true "
             f"for {config.name}",
-            where,
+            path,
         )  # fmt: skip
 
 
@@ -297,14 +297,14 @@ def sequence_batching_problems(config: ModelConfig) -> Problems:
     batching, name = config.sequence_batching, config.name
     yield from _control_problems(config)
     if batching.HasField("oldest"):
-        where = ("sequence_batching", 0, "oldest", 0, "preferred_batch_size")
+        path = ("sequence_batching", 0, "oldest", 0, "preferred_batch_size")
         for size in batching.oldest.preferred_batch_size:
             if size <= 0:
-                yield Problem(f"sequence batching preferred batch size must be positive for {name}", where)
+                yield Problem(f"sequence batching preferred batch size must be positive for {name}", path)
             elif size > config.max_batch_size:
                 yield Problem(
                     f"sequence batching preferred batch size must be <= max batch size for {name}",
-                    where,
+                    path,
                     hint=f"max_batch_size is {config.max_batch_size}",
                 )
     if batching.HasField("direct") and not 0.0 <= batching.direct.minimum_slot_utilization <= 1.0:
@@ -318,19 +318,19 @@ def _control_problems(config: ModelConfig) -> Problems:
     names: set[str] = set()
     kinds: set[int] = set()
     for index, tensor in enumerate(config.sequence_batching.control_input):
-        where: FieldPath = ("sequence_batching", 0, "control_input", index)
+        path: FieldPath = ("sequence_batching", 0, "control_input", index)
         if not tensor.name:
-            yield Problem(f"sequence batching control tensor must have a name for {config.name}", where)
+            yield Problem(f"sequence batching control tensor must have a name for {config.name}", path)
         elif tensor.name in names:
             yield Problem(
                 f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds "
                 f"for {config.name}",
-                where,
+                path,
             )
         names.add(tensor.name)
         for nth, control in enumerate(tensor.control):
             kind = SequenceBatching.Control.Kind.Name(control.kind)
-            at = (*where, "control", nth)
+            at = (*path, "control", nth)
             if control.kind in kinds:
                 yield Problem(f"sequence batching specifies multiple {kind} tensors for {config.name}", at)
             kinds.add(control.kind)
@@ -340,36 +340,36 @@ def _control_problems(config: ModelConfig) -> Problems:
                 yield from _value_problems(config, control, kind, at)
 
 
-def _value_problems(config: ModelConfig, control: SequenceBatching.Control, kind: str, where: FieldPath) -> Problems:
+def _value_problems(config: ModelConfig, control: SequenceBatching.Control, kind: str, path: FieldPath) -> Problems:
     present = [field for field in _VALUES if getattr(control, field)]
     if not present:
-        yield Problem(f"sequence batching must specify either {_ANY_VALUE} for {kind} for {config.name}", where)
+        yield Problem(f"sequence batching must specify either {_ANY_VALUE} for {kind} for {config.name}", path)
     if len(present) > 1:
         yield Problem(
             "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
             f"'bool_false_true' for {kind} for {config.name}",
-            where,
+            path,
         )
     for field in present:
         if len(getattr(control, field)) != 2:
             yield Problem(
                 f"sequence batching control '{field}' must have exactly 2 entries for {kind} for {config.name}",
-                (*where, field),
+                (*path, field),
                 hint="the values for false and for true",
             )
 
 
-def _correlation_id_problems(config: ModelConfig, control: SequenceBatching.Control, where: FieldPath) -> Problems:
+def _correlation_id_problems(config: ModelConfig, control: SequenceBatching.Control, path: FieldPath) -> Problems:
     if any(getattr(control, field) for field in _VALUES):
         yield Problem(
             f"sequence batching must not specify either {_ANY_VALUE} for CONTROL_SEQUENCE_CORRID for {config.name}",
-            where,
+            path,
         )
     if control.data_type not in _CORRELATION_ID_TYPES:
         yield Problem(
             f"unexpected data type for control CONTROL_SEQUENCE_CORRID for {config.name}. "
             "Allowed data types are TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING",
-            where,
+            path,
         )
 
 
@@ -377,50 +377,50 @@ def state_problems(config: ModelConfig) -> Problems:
     """Yield all errors in the initial values of a sequence model's states."""
     initialised: set[str] = set()
     for index, state in enumerate(config.sequence_batching.state):
-        where: FieldPath = ("sequence_batching", 0, "state", index)
+        path: FieldPath = ("sequence_batching", 0, "state", index)
         if len(state.initial_state) > 1:
             yield Problem(
                 f"initial_state field for state input '{state.input_name}' must contain exactly one or zero element. "
                 f"Found '{len(state.initial_state)}' elements.",
-                where,
+                path,
             )
         elif state.initial_state:
             if state.input_name in initialised:
-                yield Problem(f"State input name '{state.input_name}' specified more than once.", where)
+                yield Problem(f"State input name '{state.input_name}' specified more than once.", path)
             initialised.add(state.input_name)
-            yield from _initial_state_problems(state, state.initial_state[0], (*where, "initial_state"))
+            yield from _initial_state_problems(state, state.initial_state[0], (*path, "initial_state"))
 
 
 def _initial_state_problems(
-    state: SequenceBatching.State, initial: SequenceBatching.InitialState, where: FieldPath
+    state: SequenceBatching.State, initial: SequenceBatching.InitialState, path: FieldPath
 ) -> Problems:
     tensor = state.input_name
     if initial.data_type != state.data_type:
         yield Problem(
             f"The data type used for 'initial_state' field of state '{tensor}' does not match the state data type.",
-            where,
+            path,
         )
     if not initial.name:
-        yield Problem(f"Field 'name' must be set when using initial_state for state input '{tensor}'.", where)
+        yield Problem(f"Field 'name' must be set when using initial_state for state input '{tensor}'.", path)
     if len(initial.dims) != len(state.dims):
         yield Problem(
             "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
             f"'{tensor}'. {len(initial.dims)} != {len(state.dims)}",
-            where,
+            path,
         )
     elif -1 in initial.dims:
-        yield Problem(f"'initial_state' field for state input name '{tensor}' contains variable dimensions.", where)
+        yield Problem(f"'initial_state' field for state input name '{tensor}' contains variable dimensions.", path)
     else:
         for dim, expected in zip(initial.dims, state.dims, strict=True):
             if expected not in (dim, -1):
                 yield Problem(
                     f"'initial_state' dim for input name '{tensor}' doesn't match 'state' dim description. "
                     f"{dim} != {expected}",
-                    where,
+                    path,
                 )
     if initial.WhichOneof("state_data") is None:
         yield Problem(
-            f"'initial_state' of state input '{tensor}' must specify 'zero_data' or 'data_file'.", where
+            f"'initial_state' of state input '{tensor}' must specify 'zero_data' or 'data_file'.", path
         )  # fmt: skip
 
 
@@ -546,12 +546,12 @@ def _platform_problems(config: ModelConfig) -> Problems:
 
 def _metric_problems(config: ModelConfig) -> Problems:
     for index, control in enumerate(config.model_metrics.metric_control):
-        where = ("model_metrics", 0, "metric_control", index)
+        path = ("model_metrics", 0, "metric_control", index)
         if not control.HasField("metric_identifier"):
-            yield Problem("metric control must specify 'metric_identifier'", where)
+            yield Problem("metric control must specify 'metric_identifier'", path)
         elif not control.metric_identifier.family:
-            yield Problem("metric identifier must specify non-empty 'family'", where)
+            yield Problem("metric identifier must specify non-empty 'family'", path)
         if not control.HasField("histogram_options"):
-            yield Problem("metric control must specify 'histogram_options'", where)
+            yield Problem("metric control must specify 'histogram_options'", path)
         elif not control.histogram_options.buckets:
-            yield Problem("histogram options must specify non-empty 'buckets'", where)
+            yield Problem("histogram options must specify non-empty 'buckets'", path)

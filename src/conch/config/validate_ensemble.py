@@ -46,16 +46,16 @@ def ensemble_problems(config: ModelConfig) -> Problems:
 def _step_problems(config: ModelConfig) -> Problems:
     written: set[str] = set()
     for index, step in enumerate(config.ensemble_scheduling.step):
-        where = _step_path(index)
+        path = _step_path(index)
         for part in ("model_name", "input_map", "output_map"):
             if not getattr(step, part):
-                yield Problem(f"must specify '{part}' in step {index} of ensemble '{config.name}'", where)
+                yield Problem(f"must specify '{part}' in step {index} of ensemble '{config.name}'", path)
         for tensor in _values(step.output_map):
             if tensor in written:
                 yield Problem(
                     f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{config.name}' "
                     f"step {index}",
-                    (*where, "output_map"),
+                    (*path, "output_map"),
                 )
             written.add(tensor)
 
@@ -164,25 +164,25 @@ class _Tensors:
         for tensor in (*self.ensemble.input, *self.ensemble.output):
             self.known[tensor.name] = _Inferred.of(self.ensemble, tensor)
 
-    def problems(self, name: str, inferred: _Inferred, where: FieldPath) -> Problems:
+    def problems(self, name: str, inferred: _Inferred, path: FieldPath) -> Problems:
         first = self.known.setdefault(name, inferred)
         subject = f"in ensemble {self.ensemble.name}, ensemble tensor {name}: inconsistent"
         if first.data_type != inferred.data_type:
             yield Problem(
                 f"{subject} data type: {datatype_name(first.data_type)} is inferred from model {first.model} while "
                 f"{datatype_name(inferred.data_type)} is inferred from model {inferred.model}",
-                where,
+                path,
             )
         elif not first.fits(inferred):
             yield Problem(
                 f"{subject} shape: {format_shape(first.full)} is inferred from model {first.model} while "
                 f"{format_shape(inferred.full)} is inferred from model {inferred.model}",
-                where,
+                path,
             )
 
 
 def _mapping_problems(config: ModelConfig, index: int, step_config: ModelConfig, tensors: _Tensors) -> Problems:
-    step, where = config.ensemble_scheduling.step[index], _step_path(index)
+    step, path = config.ensemble_scheduling.step[index], _step_path(index)
     inputs = {tensor.name: tensor for tensor in step_config.input}
     outputs = {tensor.name: tensor for tensor in step_config.output}
     subject = f"in ensemble {config.name}"
@@ -190,29 +190,27 @@ def _mapping_problems(config: ModelConfig, index: int, step_config: ModelConfig,
         yield Problem(
             f"{subject}, ensemble tensor {step.input_map[name]} is mapping to non-existing input {name} in model "
             f"{step_config.name}",
-            (*where, "input_map"),
+            (*path, "input_map"),
             hint=f"its inputs are: {_listed(inputs)}",
         )
     for name, tensor in inputs.items():
         if name in step.input_map:
-            yield from tensors.problems(step.input_map[name], _Inferred.of(step_config, tensor), (*where, "input_map"))
+            yield from tensors.problems(step.input_map[name], _Inferred.of(step_config, tensor), (*path, "input_map"))
         elif not tensor.optional:
             yield Problem(
                 f"{subject}, input {name} in model {step_config.name} is not mapped to any ensemble tensors",
-                (*where, "input_map"),
+                (*path, "input_map"),
             )
     for name in sorted(set(step.output_map) - set(outputs)):
         yield Problem(
             f"{subject}, ensemble tensor {step.output_map[name]} is mapped from non-existing output {name} in model "
             f"{step_config.name}",
-            (*where, "output_map"),
+            (*path, "output_map"),
             hint=f"its outputs are: {_listed(outputs)}",
         )
     for name, tensor in outputs.items():
         if name in step.output_map:
-            yield from tensors.problems(
-                step.output_map[name], _Inferred.of(step_config, tensor), (*where, "output_map")
-            )
+            yield from tensors.problems(step.output_map[name], _Inferred.of(step_config, tensor), (*path, "output_map"))
 
 
 def _listed(names: Iterable[str]) -> str:

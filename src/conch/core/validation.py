@@ -190,7 +190,7 @@ def _check_end(model: str, request: InferRequest, tensor: WireTensor, walk: _Wal
 
 def _wrong_count(model: str, request: InferRequest, tensor: WireTensor, count: int, expected: int) -> ConchError:
     """Return the error for BYTES data of ``count`` elements; beyond ``expected``, Triton counts only one."""
-    where = f"inference input '{tensor.name}' for model '{model}'"
+    subject = f"inference input '{tensor.name}' for model '{model}'"
     if count > expected:
-        return request.error(f"unexpected number of string elements {expected + 1} for {where}, expecting {expected}")
-    return request.error(f"expected {expected} string elements for {where}, got {count}")
+        return request.error(f"unexpected number of string elements {expected + 1} for {subject}, expecting {expected}")
+    return request.error(f"expected {expected} string elements for {subject}, got {count}")

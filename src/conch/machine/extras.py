@@ -232,12 +232,12 @@ def _broken(purpose: str, name: str, version: str, error: Exception) -> ConchErr
     installed = f"{name} {version}".strip()
     lacking = _not_found(error)
     if lacking:
-        what = f"{installed} is installed, but {lacking}, which it imports, is not"
+        problem = f"{installed} is installed, but {lacking}, which it imports, is not"
         advice = f": {command_for(lacking)}"
     else:
-        what = f"{installed} is installed, but cannot be imported: {type(error).__name__}: {one_line(error)}"
+        problem = f"{installed} is installed, but cannot be imported: {type(error).__name__}: {one_line(error)}"
         advice = f"; reinstall it: {pip()} install --force-reinstall --no-deps {_quoted(name)}"
-    reason = f"{purpose} needs {name}: {what}"
+    reason = f"{purpose} needs {name}: {problem}"
     return unsupported(f"{reason}{advice}", public=reason)
 
 

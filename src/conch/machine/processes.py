@@ -186,7 +186,7 @@ class Interference:
 
     ``others`` is the time that other processes and other guests of the host used, and ``stolen`` the part of the
     guests. ``throttled`` is the time for which the kernel stopped the measured processes because their CPU quota was
-    used up. Throttling is no disturbance, as it is normal for a machine with that quota.
+    used up. Throttling does not count as a disturbance, because it is normal on a machine with that quota.
     """
 
     others: float = 0.0
@@ -204,7 +204,7 @@ class Interference:
         if self.stolen > STOLEN:
             parts.append(f"{self.stolen:.0%} went to other guests of the host (steal)")
         if self.throttled > THROTTLED:
-            parts.append(f"for {self.throttled:.0%} of the time the quota of processor time was used up (throttling)")
+            parts.append(f"the CPU quota was used up for {self.throttled:.0%} of the time (throttling)")
         return ", ".join(parts)
 
 

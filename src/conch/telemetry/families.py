@@ -148,7 +148,7 @@ _KILLS: Final = Metric("conch_worker_kills", "counter", "Number of workers that 
 _TEMPLATES: Final = Metric(
     "conch_template_memory_bytes",
     "gauge",
-    "Memory of the processes that workers are forked from, a shared page in parts",
+    "Memory of the processes that workers are forked from (proportional set size)",
 )
 
 #: Server-wide families, which are not read from the statistics of models.
@@ -224,7 +224,7 @@ CACHE: Final[Table] = dict((
 WORK: Final[Table] = dict((
     _counter("conch_tokens", "Number of tokens computed, without padding",
         _work.value(lambda work: work.tokens)),
-    _counter("conch_padding_tokens", "Number of tokens computed in vain, to pad sequences of a run to the same length",
+    _counter("conch_padding_tokens", "Number of padding tokens computed to give the sequences of a run the same length",
         _work.value(lambda work: work.padded - work.tokens)),
     _counter("conch_sequences", "Number of sequences computed",
         _work.value(lambda work: work.sequences)),
@@ -233,7 +233,7 @@ WORK: Final[Table] = dict((
     _counter("conch_tokenize_duration_us", "Cumulative time to decode and tokenize requests in microseconds",
         _work.microseconds(lambda work: work.prepare_ns)),
     _counter("conch_tokenize_wait_duration_us",
-        "The part of the tokenization time that delayed executions in microseconds",
+        "The part of the tokenization time that delayed executions, in microseconds",
         _work.microseconds(lambda work: work.waited_ns)),
     _counter("conch_arrange_duration_us", "Cumulative time to divide and pad sequences into batches in microseconds",
         _work.microseconds(lambda work: work.arrange_ns)),
@@ -279,7 +279,7 @@ GENERATION: Final[Table] = dict((
         _generation.histogram(lambda generation: generation.request)),
     _histogram("vllm:request_queue_time_seconds", "Time that a request waited before its worker took it in seconds",
         _generation.histogram(lambda generation: generation.queue)),
-    _histogram("vllm:request_prefill_time_seconds", "Time from then to the first token in seconds",
+    _histogram("vllm:request_prefill_time_seconds", "Time from the start of processing to the first token in seconds",
         _generation.histogram(lambda generation: generation.prefill)),
     _histogram("vllm:request_decode_time_seconds", "Time from the first token to the last in seconds",
         _generation.histogram(lambda generation: generation.decode)),

@@ -72,7 +72,7 @@ class ModelMemory:
         return f"{whole}{within}: {', '.join(parts)}"
 
 
-def together(memories: Iterable[ModelMemory]) -> ModelMemory:
+def total_memory(memories: Iterable[ModelMemory]) -> ModelMemory:
     """Return the sum of several ``ModelMemory`` objects."""
     total = ModelMemory()
     for memory in memories:

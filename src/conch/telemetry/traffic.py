@@ -13,7 +13,7 @@ MAX_BYTES_IN_FLIGHT: Final = Metric(
     "conch_max_bytes_in_flight", "gauge", "Maximum bytes in flight before requests wait or are refused"
 )
 REFUSED_FOR_BYTES: Final = Metric(
-    "conch_refused_for_bytes_in_flight", "counter", "Number of requests refused because there were too many"
+    "conch_refused_for_bytes_in_flight", "counter", "Number of requests refused because too many bytes were in flight"
 )
 CONNECTIONS: Final = Metric("conch_connections", "gauge", "Number of open connections, by protocol")
 CLOSED_CONNECTIONS: Final = Metric(

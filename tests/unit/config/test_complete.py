@@ -284,7 +284,7 @@ def test_program_beside_a_checkpoint_is_not_run_unasked(file: str, program: str,
     with pytest.raises(Problem) as refused:
         completed("", program, file)
     assert refused.value.message == (
-        f"model 'm' has both {program} and {file}, of a checkpoint that may have brought {program} with it: "
+        f"model 'm' has both {program} and {file}, which belongs to a checkpoint that may include {program}: "
         "set 'backend' in config.pbtxt, "
         f'to "{backend}" to run {program}, or to "huggingface" to serve the checkpoint'
     )

@@ -152,7 +152,7 @@ def test_parameters_in_one_list_are_rewritten_together() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"dynamic_batching": {"queue": 3}}, "there is no field 'dynamic_batching.queue'"),
+        ({"dynamic_batching": {"queue": 3}}, "a model configuration has no field 'dynamic_batching.queue'"),
         ({"max_batch_size": "many"}, "max_batch_size: "),
         ({"parameters": ["x"]}, "parameters: expected names and values"),
         ({"instance_group": [3]}, "instance_group[0]: expected an instance group, not 3"),

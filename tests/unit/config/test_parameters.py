@@ -32,7 +32,7 @@ def test_misspelt_name_is_refused_with_the_right_one(table: ParameterTable, name
 
 def test_name_that_resembles_none_is_refused_where_all_are_known() -> None:
     assert refusal(STRICT, "team").message == (
-        "parameter 'team' is not known to backend 'own'; it has max_num_seqs, threads"
+        "parameter 'team' is unknown to backend 'own'; it has max_num_seqs, threads"
     )
 
 

@@ -69,7 +69,7 @@ def test_the_version_asked_for_may_be_that_of_the_request() -> None:
             {"url": "grpc://a:1/base"},
             "url 'grpc://a:1/base' has a path, but gRPC addresses have none: write grpc://a:1",
         ),
-        ({"url": "http://me:secret@a:1"}, "url holds a user or a password: name an environment variable"),
+        ({"url": "http://me:secret@a:1"}, "url contains a user name or a password: set 'authorization_env'"),
         ({"url": "http://a:1/?x=1"}, "url 'http://a:1/?x=1' must end after its path"),
         ({"version": "one"}, "parameter 'version' is 'one'; it must be a whole number, 0 or more"),
         ({"timeout_secs": "-1"}, "parameter 'timeout_secs' is '-1'; it must be a number of seconds, 0 or more"),
@@ -80,9 +80,9 @@ def test_the_version_asked_for_may_be_that_of_the_request() -> None:
         ({"health_interval_secs": "nan"}, "parameter 'health_interval_secs' is 'nan'; it must be a number"),
         ({"repeat_lost": "often"}, "parameter 'repeat_lost' is 'often'; it must be true or false"),
         ({"affinity": "y"}, "parameter 'affinity' is 'y'; it must be an input of type TYPE_STRING of model 'm'"),
-        ({"key_file": "own.key"}, "parameter 'key_file' needs 'certificate_file' beside it"),
+        ({"key_file": "own.key"}, "parameter 'key_file' requires 'certificate_file'"),
         ({"timeout_sec": "1"}, "parameter 'timeout_sec' is not known; did you mean 'timeout_secs'?"),
-        ({"token": "secret"}, "parameter 'token' is not known to backend 'remote'; it has "),
+        ({"token": "secret"}, "parameter 'token' is unknown to backend 'remote'; it has "),
     ],
 )
 def test_a_wrong_value_is_named(given: dict[str, object], message: str) -> None:

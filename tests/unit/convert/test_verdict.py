@@ -53,4 +53,4 @@ def test_what_disturbed_is_named() -> None:
     chosen = choose(replace(manifest(busy=True), machine=machine), frozenset({"openvino"}), force=False, advice="")
 
     assert "other processes used 5% of the cores, 4% went to other guests of the host (steal)" in chosen.warnings[0]
-    assert "for 30% of the time the quota of processor time was used up" in chosen.warnings[0]
+    assert "the CPU quota was used up for 30% of the time" in chosen.warnings[0]

@@ -59,4 +59,4 @@ def test_a_quota_that_is_used_up_is_told_and_is_no_disturbance() -> None:
     found = meter(CpuClocks(0, 0, 0, throttled=3), CpuClocks(10, 1, 1, throttled=5)).since_last()
 
     assert not found.disturbs
-    assert str(found).endswith("for 10% of the time the quota of processor time was used up (throttling)")
+    assert str(found).endswith("the CPU quota was used up for 10% of the time (throttling)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conch.telemetry.memory import ModelMemory, together
+from conch.telemetry.memory import ModelMemory, total_memory
 
 MEBIBYTE = 1 << 20
 
@@ -34,5 +34,7 @@ def test_a_model_without_workers_uses_nothing() -> None:
 
 
 def test_models_are_summed_on_each_gpu() -> None:
-    both = together([ModelMemory(workers=1, gpus={0: 5}), ModelMemory(workers=2, shared_regions=4, gpus={0: 1, 2: 7})])
+    both = total_memory(
+        [ModelMemory(workers=1, gpus={0: 5}), ModelMemory(workers=2, shared_regions=4, gpus={0: 1, 2: 7})]
+    )
     assert both == ModelMemory(workers=3, shared_regions=4, gpus={0: 6, 2: 7})

@@ -45,7 +45,7 @@ def test_body_without_a_list_of_texts_is_not_split() -> None:
     [
         (
             {"text_input": ["a", "b"], "max_tokens": [1]},
-            "'text_input' is a list of 2 and 'max_tokens' one of 1: each has a value for each text",
+            "'text_input' has 2 values and 'max_tokens' has 1; lists must have one value per text",
         ),
         ({"text_input": []}, "'text_input' is a list of 0; a request may have 1 to 256 texts"),
         ({"text_input": ["a"] * 257}, "'text_input' is a list of 257; a request may have 1 to 256 texts"),

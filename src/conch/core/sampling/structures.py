@@ -47,14 +47,14 @@ def json_of(name: str, value: Any) -> Any:
     return parsed(f"'{name}'", value) if isinstance(value, str) else value
 
 
-def parsed(what: str, text: str) -> Any:
-    """Parse a JSON text. Raises INVALID_ARG if it is not JSON; ``what`` is its name in the error."""
+def parsed(label: str, text: str) -> Any:
+    """Parse a JSON text. Raises INVALID_ARG if it is not JSON; ``label`` is its name in the error."""
     try:
         return json.loads(text)
     except ValueError as error:
-        raise invalid(f"{what} is not valid JSON: {error}") from None
+        raise invalid(f"{label} is not valid JSON: {error}") from None
     except RecursionError:
-        raise invalid(f"{what} is nested too deeply") from None
+        raise invalid(f"{label} is nested too deeply") from None
 
 
 def structured_outputs(name: str, value: Any) -> Structure | None:

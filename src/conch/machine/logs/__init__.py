@@ -138,7 +138,7 @@ class _Handler(logging.StreamHandler[Any]):
 
     def _lost(self, count: int) -> bytes:
         """Return the line that reports lost lines."""
-        text = f"{count:,} lines of the log were lost: nobody read them, or there was no room for them"
+        text = f"{count:,} log lines were lost, because the reader was too slow or the disk is full"
         record = LOGGER.makeRecord(LOGGER.name, logging.WARNING, "sink.py", 0, text, (), None)
         return (self.format(record) + self.terminator).encode("utf-8", "backslashreplace")
 

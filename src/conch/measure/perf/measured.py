@@ -140,7 +140,7 @@ class Measured:
         throttled = self.machine.interference.throttled if self.machine is not None else 0.0
         if throttled > THROTTLED:
             yield (
-                f"for {throttled:.0%} of the time the quota of processor time was used up (throttling): the figures are"
+                f"the CPU quota was used up for {throttled:.0%} of the time (throttling): the figures are"
                 " those of a machine with this quota"
             )
         if self.busy > BUSY:

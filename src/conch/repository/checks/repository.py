@@ -194,7 +194,7 @@ def _side_file_problems(model: CheckedModel) -> Iterator[Problem]:
         if output.label_filename:
             labels = directory / output.label_filename
             if labels.exists() and not labels.is_file():
-                yield Problem(f"label file {labels}: it is no regular file", ("output", index, "label_filename"))
+                yield Problem(f"label file {labels}: it is not a regular file", ("output", index, "label_filename"))
                 continue
             try:
                 read_labels(directory, output.label_filename)

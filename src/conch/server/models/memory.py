@@ -27,7 +27,7 @@ from conch.repository.weights import WeightFiles, find_weights
 from conch.server.execution.starting import placements_of
 from conch.server.model import Model
 from conch.server.models.states import ModelTable
-from conch.telemetry.memory import ModelMemory, together
+from conch.telemetry.memory import ModelMemory, total_memory
 
 LOG = logging.getLogger("conch")
 
@@ -67,7 +67,7 @@ class MemoryLedger:
 
     def used(self, name: str = "") -> ModelMemory:
         """Return the last measured memory of the versions of a model that serve, or of all models without a name."""
-        return together(model.statistics.memory for model in self._table.loaded() if name in ("", model.name))
+        return total_memory(model.statistics.memory for model in self._table.loaded() if name in ("", model.name))
 
     async def free(self) -> FreeMemory:
         """Return the free memory of the machine or of the server's control group. Raises OSError if it is unknown."""
@@ -111,7 +111,7 @@ class MemoryLedger:
         for version in versions:
             memory = known.get(version)
             estimates.append(memory if memory is not None else await self._estimate(files, version, config))
-        return together(estimates)
+        return total_memory(estimates)
 
     async def check(self, files: ModelFiles, version: int, config: ModelConfig) -> None:
         """Raise UNAVAILABLE, with the amounts, if the weights of a version are larger than the free memory.

@@ -44,7 +44,7 @@ from conch.server.models.lifecycle import Lifecycle
 from conch.server.models.memory import MemoryLedger
 from conch.server.models.states import ModelTable
 from conch.telemetry.exposition import Family
-from conch.telemetry.memory import together
+from conch.telemetry.memory import total_memory
 from conch.telemetry.on_demand import families
 
 LOG = logging.getLogger("conch")
@@ -127,7 +127,7 @@ class LoadFootprints:
         step_models = frozenset[str]().union(*(_step_models(model.config) for model in models))
         if step_models:
             return Footprint(Capacity(), step_models)
-        return Footprint(Capacity(models=1, memory=together(model.statistics.memory for model in models).host))
+        return Footprint(Capacity(models=1, memory=total_memory(model.statistics.memory for model in models).host))
 
     async def remeasure(self) -> None:
         """Measure all loaded models."""

@@ -194,7 +194,7 @@ class TracedRequest:
 
     def _end(self) -> None:
         self.events.sort(key=_moment)
-        self.trace.close_one()
+        self.trace.request_ended()
 
 
 class Trace:
@@ -226,7 +226,7 @@ class Trace:
             return None
         return f'{{"traceparent":"00-{self.context.trace_id:032x}-{request.span:016x}-01"}}'
 
-    def close_one(self) -> None:
+    def request_ended(self) -> None:
         """Record that one request has ended."""
         self.open -= 1
         if not self.open:

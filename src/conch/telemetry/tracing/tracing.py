@@ -211,14 +211,14 @@ class Sampling:
             self._write(self._sink.append)
         elif (not self._left and self._collected == self._seen) or (frequency and len(self._kept) >= frequency):
             self._write(self._sink.write_numbered)
-        self._end_if_over()
+        self._write_if_ended()
 
     def retire(self) -> None:
         """Mark this setting as replaced: write kept traces once no traced request is in flight."""
         self._retired = True
-        self._end_if_over()
+        self._write_if_ended()
 
-    def _end_if_over(self) -> None:
+    def _write_if_ended(self) -> None:
         if self._retired and not self._open and self._kept:
             self._write(self._sink.write_numbered if self.values.log_frequency else self._sink.append)
 

@@ -89,8 +89,8 @@ Parameters = Mapping[str, service_pb2.InferParameter]
 EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 #: Marks the last response of a request on a stream.
 FINAL_RESPONSE: Final = "triton_final_response"
-#: Metadata that makes conch end a stream with an error and its code: ``triton_grpc_error`` for failed executions, this
-#: also for refused requests. Triton does not support this one, and crashes when a model continues after such an error.
+#: Metadata that makes conch end a stream with an error and its code, also for refused requests. ``triton_grpc_error``,
+#: Triton's own, does so only for failed executions; Triton then crashes if the model sends further responses.
 ERRORS_WITH_CODES: Final = "conch_grpc_error"
 
 

@@ -74,9 +74,7 @@ def split_texts(document: Mapping[str, Any], signature: ModelSignature) -> list[
     first, count = next(iter(lengths.items()))
     for name, length in lengths.items():
         if length != count:
-            raise invalid(
-                f"'{first}' is a list of {count} and '{name}' one of {length}: each has a value for each text"
-            )
+            raise invalid(f"'{first}' has {count} values and '{name}' has {length}; lists must have one value per text")
     if not 0 < count <= MOST_TEXTS:
         raise invalid(f"'{first}' is a list of {count}; a request may have 1 to {MOST_TEXTS} texts")
     if len(document) > MOST_MEMBERS:

@@ -123,7 +123,8 @@ def test_a_quota_that_is_used_up_is_a_warning_and_repeats_nothing() -> None:
     assert len(run.windows) == 3 and not measured.disturbed
     machine = MachineFigures(MachineFacts.read(), 0.0, 0.0, used_up)
     assert any(
-        warning.startswith("for 40% of the time the quota") for warning in replace(measured, machine=machine).warnings
+        warning.startswith("the CPU quota was used up for 40%")
+        for warning in replace(measured, machine=machine).warnings
     )
 
 

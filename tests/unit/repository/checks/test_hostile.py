@@ -47,17 +47,17 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(model: Path, name: str)
     found = lines(model)
 
     if name != "1/helper.py":
-        assert any("it is no regular file" in line for line in found), found
+        assert any("it is not a regular file" in line for line in found), found
 
 
 def test_a_device_and_a_huge_file_are_not_read(model: Path) -> None:
     (model / "1" / "model.py").unlink()
     (model / "1" / "model.py").symlink_to("/dev/zero")
-    assert lines(model) == ["model/1/model.py: error: cannot be read: it is no regular file"]
+    assert lines(model) == ["model/1/model.py: error: cannot be read: it is not a regular file"]
 
     with (model / "config.pbtxt").open("wb") as file:
         file.truncate(1 << 30)
-    assert lines(model) == ["model: error: it has 1,073,741,824 bytes, and may have 16,777,216"]
+    assert lines(model) == ["model: error: it has 1,073,741,824 bytes; at most 16,777,216 are allowed"]
 
 
 def test_the_interpreter_of_an_environment_is_not_run(model: Path) -> None:

@@ -338,7 +338,7 @@ FILES = {
         (
             "huggingface",
             "team",
-            "error: parameter 'team' is not known to backend 'huggingface' (fix: it has aggregation_str",
+            "error: parameter 'team' is unknown to backend 'huggingface' (fix: it has aggregation_str",
         ),
         ("vllm", "Max_Model_Len", "error: parameter 'Max_Model_Len' is not known (fix: did you mean 'max_model_len'?"),
         ("vllm", "REPORT_CUSTOM_METRICS", ""),
