@@ -34,7 +34,7 @@ def serve(arguments: tuple[str, ...], **options: Any) -> int:
         return _serve_one(arguments[0], of_model, texts)
     if of_model:
         option = MODEL_OPTIONS[next(iter(of_model))].flag
-        raise invalid(f"{option} is for 'conch serve MODEL'; for a model of a repository, set it in its config.pbtxt")
+        raise invalid(f"{option} is for 'conch serve MODEL'; for a model of a repository, set it in config.pbtxt")
     settings = _settings(texts)
 
     from conch.library.app import run

@@ -23,7 +23,7 @@ from conch.config.signature import signature as signature_of
 from conch.core.errors import Code, ConchError, invalid
 from conch.core.inference import ModelSignature
 
-#: How long the inputs and outputs of a model are cached (s).
+#: The time for which the inputs and outputs of a model are cached (s).
 _SIGNATURE_SECONDS: Final = 2.0
 
 

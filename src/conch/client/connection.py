@@ -15,7 +15,7 @@ from conch.client.http1 import HttpResponse, ResponseReader
 from conch.core.errors import invalid
 from conch.core.tensors import Buffer
 
-#: Number of bytes that are read at once: usually, and of a body whose length is known (less time for large ones).
+#: Maximum size of a read (bytes): by default, and for a body of known length, which takes less time with large reads.
 _READ_SIZE: Final = 64 << 10
 _BODY_READ_SIZE: Final = 1 << 20
 
@@ -50,7 +50,7 @@ class TlsFiles(NamedTuple):
         try:
             context = ssl.create_default_context(cafile=self.authorities or None)
         except (OSError, ssl.SSLError) as error:
-            raise invalid(f"{self.authorities}: no certificates of authorities: {error}") from None
+            raise invalid(f"{self.authorities} cannot be used as CA certificates: {error}") from None
         context.check_hostname = verified and named
         if not verified:
             context.verify_mode = ssl.CERT_NONE
@@ -58,7 +58,7 @@ class TlsFiles(NamedTuple):
             try:
                 context.load_cert_chain(self.certificate, self.key or None)
             except (OSError, ssl.SSLError) as error:
-                raise invalid(f"{self.certificate}: no certificate of a client: {error}") from None
+                raise invalid(f"{self.certificate} cannot be used as a client certificate: {error}") from None
         return context
 
     def contents(self) -> TlsContents:

@@ -29,7 +29,7 @@ class Deadline:
         if timeout is None:
             return cls(None, None)
         if not timeout > 0:
-            raise invalid(f"timeout is in seconds and more than 0, or None for no limit; got {timeout!r}")
+            raise invalid(f"timeout must be a positive number of seconds, or None for no limit; got {timeout!r}")
         return cls(timeout, monotonic() + timeout)
 
     def left(self) -> float | None:

@@ -65,7 +65,7 @@ def channel_credentials(tls: TlsContents) -> grpc.ChannelCredentials:
 
 
 def call_error(error: Any, host: str, address: str = "") -> ConchError:
-    """Return the error of a failed call of ``grpc`` or ``grpc.aio`` to ``host``; its deadline is the caller's matter.
+    """Return the error of a failed call of ``grpc`` or ``grpc.aio`` to ``host``; the caller handles its deadline.
 
     ConnectionFailedError is a broken connection, or the server's own UNAVAILABLE. ``address`` is named in errors.
     """
@@ -86,7 +86,7 @@ def _connect_failure(details: str) -> str:
     if certificate is not None:
         return f"its certificate is not accepted: {certificate[1] or certificate[0]}"
     if "http1.x server" in cause:
-        return "it is not a server for this protocol (it speaks HTTP/1, so that an http:// address may be meant)"
+        return "the server speaks HTTP/1 instead of gRPC: use an http:// address"
     return f"no connection: {_BEFORE_CAUSE.sub('', cause)}"
 
 

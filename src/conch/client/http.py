@@ -161,7 +161,9 @@ class EventStream(ResultStream):
         rows = next((tensor.shape[0] for tensor in self._request.inputs.values()), 1)
         dims = (rows, *spec.dims) if signature.max_batch_size > 0 else spec.dims
         if dims.count(-1) > 1:
-            raise internal(f"output '{spec.name}' came without its shape, which varies: {_OVER_GRPC}")
+            raise internal(
+                f"output '{spec.name}' has a variable shape, which the response does not contain: {_OVER_GRPC}"
+            )
         return deduced_shape(spec.name, dims, count)
 
 
@@ -371,7 +373,7 @@ def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, byt
     except ValueError:
         host, port = None, None
     if not host or parts.scheme not in ("http", "https"):
-        raise invalid(f"'{url}' is not a URL of HTTP")
+        raise invalid(f"'{url}' is not an HTTP URL")
     tls = ssl.create_default_context() if parts.scheme == "https" else None
     port = port or (80 if tls is None else 443)
     target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
@@ -424,7 +426,7 @@ def _result(request: OutgoingRequest, body: bytes, json_size: int | None) -> Inf
         elif values is not None:
             arrays[name] = from_values(name, datatype, shape, values)
         else:
-            raise internal(f"output '{name}' of model '{request.model}' came without data")
+            raise internal(f"output '{name}' of model '{request.model}' has no data")
     return InferResult(
         document["model_name"],
         str(document["model_version"]),

@@ -49,7 +49,7 @@ def request_head(method: str, target: str, headers: Mapping[str, str], length: i
         lines.append(f"content-length: {length}")
     wrong = next(filter(None, map(_NO_HEADER.search, lines)), None) or _NO_TARGET.search(target)
     if wrong is not None:
-        raise invalid(f"{wrong[0]!r} cannot be in a path or a header of HTTP")
+        raise invalid(f"{wrong[0]!r} is not allowed in an HTTP path or header")
     return "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""]).encode("latin-1")
 
 

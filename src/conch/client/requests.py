@@ -54,9 +54,9 @@ class OutgoingRequest:
     def __post_init__(self) -> None:
         """Raise INVALID_ARG for values that some protocol cannot carry, so that all protocols refuse them."""
         if not 0 <= self.priority < 2**64:
-            raise invalid(f"priority is from 0 (the model's default) to 2**64 - 1; got {self.priority}")
+            raise invalid(f"priority must be from 0 (the model's default) to 2**64 - 1; got {self.priority}")
         if not isinstance(self.sequence_id, str) and not 0 <= self.sequence_id < 2**64:
-            raise invalid(f"sequence_id is a text, or from 0 (no sequence) to 2**64 - 1; got {self.sequence_id}")
+            raise invalid(f"sequence_id must be a text, or from 0 (no sequence) to 2**64 - 1; got {self.sequence_id}")
         _check_text("request_id", self.id)
         if isinstance(self.sequence_id, str):
             _check_text("sequence_id", self.sequence_id)
@@ -120,9 +120,9 @@ def infer_request(
 ) -> OutgoingRequest:
     """Build the request of ``infer`` and ``infer_stream``. Raises INVALID_ARG for unsuitable values."""
     if not isinstance(inputs, Mapping):
-        raise invalid(f"inputs of model '{signature.name}' are given by name, not as {type(inputs).__name__}")
+        raise invalid(f"inputs of model '{signature.name}' must be given by name, not as {type(inputs).__name__}")
     if isinstance(outputs, str):
-        raise invalid(f"outputs is a list of names: ['{outputs}']")
+        raise invalid(f"outputs must be a list of names, such as ['{outputs}']")
     return OutgoingRequest(
         signature,
         version,
@@ -195,7 +195,7 @@ def _prompt(signature: ModelSignature) -> str:
 def _checked(parameters: Mapping[str, Any]) -> dict[str, ParameterValue]:
     for name, value in parameters.items():
         if name in _RESERVED or name.startswith("triton_"):
-            raise invalid(f"'{name}' cannot be a parameter of a request: the protocols use the name for another thing")
+            raise invalid(f"'{name}' cannot be a parameter: the protocols use this name for another purpose")
         if not isinstance(value, bool | int | float | str):
             raise invalid(f"parameter '{name}' must be a bool, a number or a text; got {value!r:.80}")
         if isinstance(value, str):
@@ -205,8 +205,8 @@ def _checked(parameters: Mapping[str, Any]) -> dict[str, ParameterValue]:
     return dict(parameters)
 
 
-def _check_text(what: str, text: str) -> None:
+def _check_text(label: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise invalid(f"{what} cannot be written in UTF-8: {error.reason}; got {text!r:.80}") from None
+        raise invalid(f"{label} cannot be written in UTF-8: {error.reason}; got {text!r:.80}") from None

@@ -54,11 +54,11 @@ class InferResult:
         name = name or self._text_output()
         array = self[name]
         if array.dtype != np.object_:
-            raise invalid(f"output '{name}' of model '{self.model_name}' holds {array.dtype} and no texts")
+            raise invalid(f"output '{name}' of model '{self.model_name}' holds {array.dtype}, not texts")
         try:
             return [element.decode() for element in array.flat]
         except UnicodeDecodeError:
-            raise invalid(f"output '{name}' of model '{self.model_name}' is not UTF-8: take its bytes") from None
+            raise invalid(f"output '{name}' of model '{self.model_name}' is not UTF-8: read its bytes") from None
 
     def _text_output(self) -> str:
         if "text_output" in self.outputs:

@@ -321,7 +321,7 @@ class AsyncInferenceService(ABC):
     infer_stream = _asynchronous(InferenceService.infer_stream)
     generate = _awaited(InferenceService.generate)
     generate_stream = _asynchronous(InferenceService.generate_stream)
-    # Abstract, as there:
+    # Abstract, as in InferenceService:
     live = _awaited(InferenceService.live)
     ready = _awaited(InferenceService.ready)
     metadata = _awaited(InferenceService.metadata)

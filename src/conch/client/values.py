@@ -86,18 +86,18 @@ def _array(signature: ModelSignature, spec: TensorSpec, value: Any) -> NDArray[A
 
     BF16 is returned as the upper halves of float32.
     """
-    what = f"input '{spec.name}' of model '{signature.name}' takes {spec.datatype}"
+    label = f"input '{spec.name}' of model '{signature.name}' takes {spec.datatype}"
     try:
         if spec.datatype == "BYTES":
-            return _encoded(_objects(value), what)
+            return _encoded(_objects(value), label)
         array = np.asarray(value)
         dtype = np.dtype("<f4") if spec.datatype == "BF16" else _TYPES[spec.datatype]
         if dtype == _TYPES["UINT64"] and not isinstance(value, np.ndarray):
             array = _large_integers(array, value)
     except ValueError:
-        raise invalid(f"{what}; the lists given have different lengths") from None
+        raise invalid(f"{label}; the lists given have different lengths") from None
     if array.dtype != dtype:
-        array = _converted(array, dtype, what)
+        array = _converted(array, dtype, label)
     return _upper_halves(array) if spec.datatype == "BF16" else array
 
 
@@ -107,18 +107,18 @@ def _objects(value: Any) -> NDArray[Any]:
     return np.array(value, dtype=np.object_)
 
 
-def _encoded(texts: NDArray[Any], what: str) -> NDArray[Any]:
+def _encoded(texts: NDArray[Any], label: str) -> NDArray[Any]:
     encoded = np.empty(texts.shape, np.object_)
     for index, text in np.ndenumerate(texts):
         if isinstance(text, str):
             try:
                 encoded[index] = text.encode()
             except UnicodeEncodeError as error:
-                raise invalid(f"{what}; {text!r:.80} cannot be written in UTF-8: {error.reason}") from None
+                raise invalid(f"{label}; {text!r:.80} cannot be written in UTF-8: {error.reason}") from None
         elif isinstance(text, bytes):
             encoded[index] = text
         else:
-            raise invalid(f"{what}, as str or bytes; got {text!r:.80} ({type(text).__name__})")
+            raise invalid(f"{label}, as str or bytes; got {text!r:.80} ({type(text).__name__})")
     return encoded
 
 
@@ -131,13 +131,13 @@ def _large_integers(array: NDArray[Any], value: Any) -> NDArray[Any]:
     return array
 
 
-def _converted(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> NDArray[Any]:
+def _converted(array: NDArray[Any], dtype: np.dtype[Any], label: str) -> NDArray[Any]:
     """Convert ``array`` to ``dtype``; refuses a change of values other than the rounding of floats."""
     kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[dtype.kind]
     if array.size and array.dtype.kind not in kinds:
         bfloat16 = array.dtype.name == "bfloat16" and dtype.kind == "f"
         if not bfloat16:
-            raise invalid(f"{what}; got {array.dtype} ({array.flat[0]!r:.80})")
+            raise invalid(f"{label}; got {array.dtype} ({array.flat[0]!r:.80})")
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
     if array.size and not np.can_cast(array.dtype, dtype, "safe"):
@@ -145,9 +145,9 @@ def _converted(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> NDArray[
             limits = np.iinfo(dtype)
             low, high = int(array.min()), int(array.max())
             if low < limits.min or high > limits.max:
-                raise invalid(f"{what}; {low if low < limits.min else high} is out of its range")
+                raise invalid(f"{label}; {low if low < limits.min else high} is out of its range")
         elif bool((np.isinf(converted) & np.isfinite(array.astype("f8"))).any()):
-            raise invalid(f"{what}; {array.flat[np.abs(array.astype('f8')).argmax()]} is out of its range")
+            raise invalid(f"{label}; {array.flat[np.abs(array.astype('f8')).argmax()]} is out of its range")
     return converted
 
 

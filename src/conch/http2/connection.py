@@ -27,14 +27,14 @@ ExceededLimit = Literal["head", "body", "unread", "idle", "pings", "flood"]
 
 
 class _Stall(NamedTuple):
-    """Since when (s) the client must make progress, and the number of bytes or events by then."""
+    """The time (s) since which the client must make progress, and its number of bytes or events at that time."""
 
     since: float
     moved: int
 
 
 class WatchedConnection(Protocol):
-    """The connection as a stall watch needs it."""
+    """The part of a connection that a stall watch uses."""
 
     reader: Http2FrameReader
     writer: Http2FrameWriter
@@ -66,8 +66,8 @@ class StallWatch:
         self._owed: dict[tuple[int, int], _Stall] = {}
         self._unread: dict[int, _Stall] = {}
 
-    def look(self, connection: WatchedConnection, now: float) -> None:
-        """End what has exceeded a time limit at ``now``."""
+    def check(self, connection: WatchedConnection, now: float) -> None:
+        """End the connection, or its streams, if they have exceeded a time limit at ``now``."""
         if connection.session.closed:
             return
         if self._handshake_is_late(connection, now):
@@ -76,11 +76,11 @@ class StallWatch:
             self._end(connection, "unread", _UNREAD)
         elif connection.session.streams:
             self._idle = _Stall(now, connection.session.last_stream)
-            self._look_at_streams(connection.session, now)
+            self._check_streams(connection.session, now)
         else:
             self._owed.clear()
             self._unread.clear()
-            self._look_at_idle(connection, now)
+            self._check_idle(connection, now)
 
     def _end(self, connection: WatchedConnection, limit: ExceededLimit, message: str) -> None:
         self._on_exceeded(limit)
@@ -107,7 +107,7 @@ class StallWatch:
             self._blocked = _Stall(now, writer.resumed)
         return now - self._blocked.since > self._limits.unread
 
-    def _look_at_idle(self, connection: WatchedConnection, now: float) -> None:
+    def _check_idle(self, connection: WatchedConnection, now: float) -> None:
         """Drain a connection that has had no call for too long; close it if the client does not."""
         if self._idle.moved != connection.session.last_stream:
             self._idle = _Stall(now, connection.session.last_stream)
@@ -119,7 +119,7 @@ class StallWatch:
             self._on_exceeded("idle")
             connection.drain()
 
-    def _look_at_streams(self, session: Http2Session, now: float) -> None:
+    def _check_streams(self, session: Http2Session, now: float) -> None:
         owed: dict[tuple[int, int], _Stall] = {}
         unread: dict[int, _Stall] = {}
         for stream in list(session.streams.values()):
@@ -278,8 +278,8 @@ class Http2Connection(asyncio.Protocol):
         self.transport.close()
 
     def sweep(self, now: float) -> None:
-        """End what exceeds a time limit at ``now`` (s, monotonic)."""
-        self._stalls.look(self, now)
+        """End the connection, or its streams, if they have exceeded a time limit at ``now`` (s, monotonic)."""
+        self._stalls.check(self, now)
 
     def drain(self) -> None:
         """Accept no new streams, and close when the open ones have ended."""

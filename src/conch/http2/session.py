@@ -1,8 +1,7 @@
 """The HTTP/2 protocol of a connection (RFC 9113): applies the client's frames to its streams.
 
 Each :class:`~conch.http2.connection.Http2Connection` has a session, which its frame reader calls on the
-event loop. Its ``Http2Application`` parses header fields and handles streams. Server push,
-priorities and upgrades from HTTP/1 are not supported, because no gRPC client uses them.
+event loop. Its ``Http2Application`` parses header fields and handles streams.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _MAX_CLOSED_EARLY: Final = 4 * limits.MAX_STREAMS
 
 
 class SessionOwner(Protocol):
-    """The connection as its session needs it."""
+    """The part of a connection that its session uses."""
 
     def on_drained(self) -> None:
         """Close a draining connection; called when its last stream has ended."""

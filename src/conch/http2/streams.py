@@ -70,7 +70,7 @@ IGNORE: Final[StreamHandler] = _IgnoringHandler()
 
 
 class StreamOwner(Protocol):
-    """The connection as its streams need it.
+    """The part of a connection that its streams use.
 
     ``budget`` counts data waiting to be sent. All connections share it, and ``loop_budget``.
     """

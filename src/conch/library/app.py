@@ -145,7 +145,7 @@ async def _remove_orphans() -> None:
         for folder in await asyncio.to_thread(remove_orphans):
             LOG.info("removed %s, left by a process that was killed", folder)
     except OSError as error:
-        LOG.warning("the temporary directory is not looked through for what killed servers left: %s", error)
+        LOG.warning("the temporary files of killed servers are not removed: %s", error)
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -265,7 +265,7 @@ class Application:
         if taken:
             raise internal("; ".join(taken))
         if self._services:
-            LOG.info("Listening, and not ready before the models are loaded: %s", ", ".join(self._services))
+            LOG.info("Listening; not ready until the models are loaded: %s", ", ".join(self._services))
 
     async def load_models(self) -> dict[str, ConchError]:
         """Load the startup models; returns the errors of failed loads by model name.

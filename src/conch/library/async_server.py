@@ -107,7 +107,7 @@ class AsyncServer(AsyncInferenceService):
         If it cannot start, closes everything and raises the cause. A server can be started only once.
         """
         if self._started or self._closing is not None:
-            raise unavailable("a server starts only once: make another one")
+            raise unavailable("a server starts only once: create another one")
         self._started = True
         self._loop = asyncio.get_running_loop()
         try:
@@ -273,8 +273,7 @@ class AsyncServer(AsyncInferenceService):
         mode = self._core.settings.model_control_mode
         if mode in ("none", "poll"):
             raise unavailable(
-                "models are loaded and unloaded by calls if model_control_mode is 'explicit' or 'on-demand'; "
-                f"this server has '{mode}'"
+                f"load and unload require model_control_mode 'explicit' or 'on-demand'; this server has '{mode}'"
             )
 
     async def _close(self, seconds: float) -> None:

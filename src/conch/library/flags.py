@@ -68,7 +68,8 @@ def plan(
     options = {name: value for name, value in flags.items() if value is not None}
     of_model = {name: options.pop(name) for name in MODEL_OPTIONS if options.get(name) is not None}
     if of_model and model is None:
-        raise invalid(f"{next(iter(of_model))}= is for one model; for one of a repository, set it in its config.pbtxt")
+        name = next(iter(of_model))
+        raise invalid(f"{name}= is for a single model; for a model of a repository, set it in config.pbtxt")
     if model_repository is not None:
         options["model_repository"] = model_repository
     texts: dict[str, tuple[str, ...]] = {}

@@ -74,7 +74,7 @@ class Server(InferenceService):
         If it cannot start, closes everything and raises the cause. A server can be started only once.
         """
         if self._thread is not None:
-            raise unavailable("a server starts only once: make another one")
+            raise unavailable("a server starts only once: create another one")
         thread = self._thread = LoopThread()
         try:
             thread.run(self._server.start())
@@ -117,7 +117,7 @@ class Server(InferenceService):
 
         A request to an ensemble counts in addition to those of its steps.
         """
-        return self._run(_under_way(self._server, models))
+        return self._run(_in_flight(self._server, models))
 
     def live(self, *, timeout: float | None = None) -> bool:
         return self._open and self._run(self._server.live(timeout=timeout))
@@ -198,7 +198,7 @@ class _BlockingStream(ResultStream):
 # Code that reads the server's tables or its loop's clock runs on that loop.
 
 
-async def _under_way(server: AsyncServer, models: Collection[str]) -> int:
+async def _in_flight(server: AsyncServer, models: Collection[str]) -> int:
     return server.in_flight(models)
 
 

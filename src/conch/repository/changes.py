@@ -38,7 +38,7 @@ class Watch:
     _changed: Mapping[str, Mapping[Path, frozenset[Stamp]]] = field(default_factory=dict)
     _problem: str = ""
 
-    def look(self, external: Mapping[str, ExternalFiles] = MappingProxyType({})) -> Changes:
+    def poll(self, external: Mapping[str, ExternalFiles] = MappingProxyType({})) -> Changes:
         """Return the changes since the last call.
 
         A model is also modified if it becomes ambiguous or unique again, or if its external files have changed since

@@ -75,8 +75,8 @@ class ModelRepository:
         # hang.
         self._descriptions = DaemonPool("model", _DESCRIBED)
         self._shared_descriptions = SharedCalls(self._descriptions)
-        self._looks = DaemonPool("repository", _LOOKS)
-        self._listings = SharedCalls(self._looks)
+        self._readers = DaemonPool("repository", _LOOKS)
+        self._listings = SharedCalls(self._readers)
         self._listed: list[str] | None = None
 
     def open(self) -> None:
@@ -221,20 +221,20 @@ class ModelRepository:
             return await _result(self._descriptions.submit(call))
         return await _result(self._shared_descriptions.submit(name, call), shared=True)
 
-    async def aside(self, look: Callable[[], T]) -> T:
-        """Run another method of this object in a thread."""
-        return await _result(self._looks.submit(look))
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """Run a call that reads the repository in a thread."""
+        return await _result(self._readers.submit(call))
 
     async def listed(self) -> list[str]:
         """Run :meth:`names` once for all concurrent callers.
 
         Returns the earlier listing, if there is one, after ``LISTING_SECONDS``.
         """
-        look = asyncio.wrap_future(self._listings.submit("", self.names))
-        look.add_done_callback(_retrieve)
-        await asyncio.wait([look], timeout=None if self._listed is None else LISTING_SECONDS)
-        if look.done():
-            self._listed = look.result()
+        listing = asyncio.wrap_future(self._listings.submit("", self.names))
+        listing.add_done_callback(_retrieve)
+        await asyncio.wait([listing], timeout=None if self._listed is None else LISTING_SECONDS)
+        if listing.done():
+            self._listed = listing.result()
         assert self._listed is not None
         return self._listed
 
@@ -256,7 +256,7 @@ class ModelRepository:
         for root in self.roots:
             root.close()
         self._descriptions.close()
-        self._looks.close()
+        self._readers.close()
 
 
 async def _result(future: Future[T], *, shared: bool = False) -> T:
@@ -264,15 +264,15 @@ async def _result(future: Future[T], *, shared: bool = False) -> T:
 
     Cancelling the caller does not cancel a ``shared`` call. An error that no caller retrieves is not logged.
     """
-    look = asyncio.wrap_future(future)
-    look.add_done_callback(_retrieve)
+    result = asyncio.wrap_future(future)
+    result.add_done_callback(_retrieve)
     if shared:
-        look = asyncio.shield(look)
-        look.add_done_callback(_retrieve)
-    return await look
+        result = asyncio.shield(result)
+        result.add_done_callback(_retrieve)
+    return await result
 
 
-def _retrieve(look: asyncio.Future[Any]) -> None:
+def _retrieve(result: asyncio.Future[Any]) -> None:
     """Retrieve the error of a call that may have no caller left, so that asyncio does not log it."""
-    if not look.cancelled():
-        look.exception()
+    if not result.cancelled():
+        result.exception()

@@ -339,14 +339,14 @@ class InferenceServer:
         if not named or self.settings.load_model == ("*",):
             keys = await self.repository.listed()
         else:
-            keys = await self.repository.aside(partial(self.repository.keys_of, self.settings.load_model))
-        for path in await self.repository.aside(self.repository.unnameable):
+            keys = await self.repository.in_thread(partial(self.repository.keys_of, self.settings.load_model))
+        for path in await self.repository.in_thread(self.repository.unnameable):
             LOG.warning("%s is skipped: the name of a model must be UTF-8", shown_name(str(path)))
         self._table.starting = frozenset(keys)
         if not keys:
             self._warn_about_empty_repository()
         if self._polling is not None:
-            await self._polling.look()
+            await self._polling.record_state()
         if self._on_demand is not None:
             self._on_demand.start(self.settings.repository_poll_secs)
             await self._on_demand.refresh()

@@ -168,11 +168,11 @@ def test_threads_that_share_a_stream_in_the_process_all_come_to_its_end(server: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"timeout": 0}, "timeout is in seconds and more than 0"),
-        ({"timeout": float("nan")}, "timeout is in seconds"),
-        ({"priority": -1}, "priority is from 0"),
-        ({"priority": 2**64}, "priority is from 0"),
-        ({"sequence_id": -1}, "sequence_id is a text, or from 0"),
+        ({"timeout": 0}, "timeout must be a positive number of seconds"),
+        ({"timeout": float("nan")}, "timeout must be a positive"),
+        ({"priority": -1}, "priority must be from 0"),
+        ({"priority": 2**64}, "priority must be from 0"),
+        ({"sequence_id": -1}, "sequence_id must be a text, or from 0"),
         ({"sequence_id": "\ud800"}, "sequence_id cannot be written in UTF-8"),
         ({"request_id": "\ud800"}, "request_id cannot be written in UTF-8"),
         ({"parameters": {"a": 2**63}}, "parameter 'a' is out of the range of INT64"),

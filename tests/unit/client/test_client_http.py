@@ -187,7 +187,7 @@ def test_a_stream_that_drips_has_the_timeout_of_the_call() -> None:
     [
         ({"shape": [2], "parameters": {"binary_data_size": 8}}, "the response lacks 8 bytes of its outputs"),
         ({"data": [1.0]}, "the response is not an inference response: KeyError 'shape'"),
-        ({"shape": [1]}, "output 'y' of model 'm' came without data"),
+        ({"shape": [1]}, "output 'y' of model 'm' has no data"),
     ],
 )
 def test_response_without_a_part_of_an_output_is_an_error_of_the_server(output: dict[str, Any], message: str) -> None:
@@ -317,7 +317,7 @@ def test_a_page_is_fetched_with_a_timeout_for_all_of_it() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://localhost/", "http://", "http://localhost:port/"])
 def test_a_page_with_another_kind_of_url_is_refused(url: str) -> None:
-    with pytest.raises(ConchError, match="is not a URL of HTTP") as caught:
+    with pytest.raises(ConchError, match="is not an HTTP URL") as caught:
         fetch(url, 1)
     assert caught.value.code is Code.INVALID_ARG
 
@@ -325,13 +325,13 @@ def test_a_page_with_another_kind_of_url_is_refused(url: str) -> None:
 @pytest.mark.parametrize("scheme", ["grpcs", "https"])
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("authorities", "no certificates of authorities"), ("certificate", "no certificate of a client")],
+    [("authorities", "cannot be used as CA certificates"), ("certificate", "cannot be used as a client certificate")],
 )
 def test_a_file_without_certificates_is_refused(scheme: str, option: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "file.pem"
     file.write_text("nothing")
 
-    with pytest.raises(ConchError, match=f"file.pem: {message}") as caught:
+    with pytest.raises(ConchError, match=f"file.pem {message}") as caught:
         conch.Client(f"{scheme}://localhost:1", **{option: str(file)})
     assert caught.value.code is Code.INVALID_ARG
 

@@ -55,7 +55,7 @@ def test_repositories_are_paths_or_texts() -> None:
         ({"load_model": 3.5j}, "load_model takes a text or a list of texts, as --load-model does; got 3.5j"),
         ({"http_port": [1, 2]}, "http_port takes an integer, as --http-port does"),
         ({"load_model": "a"}, "requires setting '--model-control-mode=explicit'"),
-        ({"task": "embedding"}, "task= is for one model"),
+        ({"task": "embedding"}, "task= is for a single model"),
     ],
 )
 def test_wrong_option_is_refused(flags: dict[str, Any], message: str) -> None:

@@ -107,27 +107,27 @@ def test_watch_reports_what_came_went_and_changed(tmp_path: Path) -> None:
         write(tmp_path / name / "1" / "model.py", "x")
     watch = Watch(ModelRepository([tmp_path]))
 
-    assert watch.look() == Changes(added=("changed", "gone", "kept"))
-    assert not watch.look()
+    assert watch.poll() == Changes(added=("changed", "gone", "kept"))
+    assert not watch.poll()
 
     write(tmp_path / "changed" / "1" / "model.py", "x", time=2)
     write(tmp_path / "new" / "1" / "model.py", "x")
     (tmp_path / "gone").rename(tmp_path / ".gone")
 
-    assert watch.look() == Changes(added=("new",), removed=("gone",), modified=("changed",))
-    assert not watch.look()
+    assert watch.poll() == Changes(added=("new",), removed=("gone",), modified=("changed",))
+    assert not watch.poll()
 
 
 def test_model_that_becomes_ambiguous_is_reported_as_modified(tmp_path: Path) -> None:
     write(tmp_path / "one" / "m" / "1" / "model.py", "x")
     (tmp_path / "two").mkdir()
     watch = Watch(ModelRepository([tmp_path / "one", tmp_path / "two"]))
-    watch.look()
+    watch.poll()
 
     (tmp_path / "two" / "m").mkdir()
-    assert watch.look() == Changes(modified=("m",))
+    assert watch.poll() == Changes(modified=("m",))
     (tmp_path / "two" / "m").rmdir()
-    assert watch.look() == Changes(modified=("m",))
+    assert watch.poll() == Changes(modified=("m",))
 
 
 def test_model_whose_checkpoint_elsewhere_changed_is_modified_once_for_each_change(tmp_path: Path) -> None:
@@ -137,16 +137,16 @@ def test_model_whose_checkpoint_elsewhere_changed_is_modified_once_for_each_chan
     write(weights, "x")
     loaded = take_external([weights.parent])
     watch = Watch(ModelRepository([tmp_path / "models"]))
-    watch.look()
-    assert not watch.look({"m": loaded, "n": {}})
+    watch.poll()
+    assert not watch.poll({"m": loaded, "n": {}})
 
     write(weights, "x", time=2)
-    assert watch.look({"m": loaded, "n": {}}) == Changes(modified=("m",))
-    assert not watch.look({"m": loaded, "n": {}})  # its load failed, or is under way
+    assert watch.poll({"m": loaded, "n": {}}) == Changes(modified=("m",))
+    assert not watch.poll({"m": loaded, "n": {}})  # its load failed, or is under way
 
     write(weights, "x", time=3)
-    assert watch.look({"m": loaded, "n": {}}) == Changes(modified=("m",))
-    assert not watch.look({"m": take_external([weights.parent])})
+    assert watch.poll({"m": loaded, "n": {}}) == Changes(modified=("m",))
+    assert not watch.poll({"m": take_external([weights.parent])})
 
 
 def test_external_files_are_single_files_or_folders_or_nothing(tmp_path: Path) -> None:

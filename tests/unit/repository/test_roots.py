@@ -110,16 +110,16 @@ def test_store_that_cannot_be_read_at_first_is_an_error(store: FakeStore, tmp_pa
 
 def test_changes_are_seen_without_a_download(store: FakeStore, tmp_path: Path) -> None:
     watch = Watch(ModelRepository([URL], cache=str(tmp_path / "cache")))
-    assert watch.look() == Changes(added=("m",))
-    assert watch.look() == Changes()
+    assert watch.poll() == Changes(added=("m",))
+    assert watch.poll() == Changes()
     store.files["m/2/model.py"] = b"new"
     store.files["n/1/model.py"] = b"n"
-    assert watch.look() == Changes(added=("n",), modified=("m",))
+    assert watch.poll() == Changes(added=("n",), modified=("m",))
     store.failing = TimeoutError("slow")
-    assert watch.look() == Changes()
+    assert watch.poll() == Changes()
     store.failing = None
     del store.files["n/1/model.py"]
-    assert watch.look() == Changes(removed=("n",))
+    assert watch.poll() == Changes(removed=("n",))
     assert store.fetched == []
     assert not (tmp_path / "cache").exists()
 
@@ -127,12 +127,12 @@ def test_changes_are_seen_without_a_download(store: FakeStore, tmp_path: Path) -
 def test_directory_that_cannot_be_read_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     here = local(tmp_path / "here", "l")
     watch = Watch(ModelRepository([here]))
-    watch.look()
+    watch.poll()
     here.rename(tmp_path / "away")
-    assert [watch.look(), watch.look()] == [Changes(), Changes()]
+    assert [watch.poll(), watch.poll()] == [Changes(), Changes()]
     assert len(caplog.messages) == 1
     (tmp_path / "away").rename(here)
-    assert watch.look() == Changes()
+    assert watch.poll() == Changes()
 
 
 async def test_closing_lets_go_who_waits_for_a_download(store: FakeStore, tmp_path: Path) -> None:

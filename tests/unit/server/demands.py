@@ -104,7 +104,7 @@ class FakeRepository:
 
     def check_unique(self, name: str) -> None: ...
 
-    async def aside(self, look: Callable[[], T]) -> T:
+    async def in_thread(self, look: Callable[[], T]) -> T:
         return look()
 
     async def listed(self) -> list[str]:

@@ -37,15 +37,14 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def engine_problem(engine: str, task: str = "") -> tuple[str, str]:
-    """Return the missing requirement of the engine on this machine and the command that installs it; both empty if it
-    is installed."""
+    """Return why the engine cannot run on this machine, and the command that installs it; both empty if it can."""
     modules = _MODULES.get(engine, ())
     if engine == "openvino" and task == TEXT_GENERATION:
         modules = (*modules, "openvino_genai")
     absent = [module for module in modules if not is_installed(module)]
     if not absent:
         return "", ""
-    return f"engine '{engine}' is not installed here: here the model does not load", extras.command_for(*absent)
+    return f"engine '{engine}' is not installed; the model cannot load on this machine", extras.command_for(*absent)
 
 
 def is_installed(module: str) -> bool:
@@ -97,12 +96,12 @@ class _OptionsFile:
         return document if isinstance(document, dict) else None
 
     def finding(self, problem: str, fix: str = "") -> Finding:
-        """Return a finding at the problem's option; else where the checkpoint is named, or at its folder."""
+        """Return a finding at the problem's option; else at the checkpoint's name, or at its folder."""
         about = _OPTION.search(problem)
         for name in (about[1] if about else "model", "model"):
             path, text = self._file_with(name)
             if text:
-                return with_fix(path, line_of(text, name), "error", problem, fix or "name another checkpoint")
+                return with_fix(path, line_of(text, name), "error", problem, fix or "choose another checkpoint")
         beside = "copy the whole checkpoint there, or " if any(self.directory.iterdir()) else ""
         return with_fix(self.directory, 0, "error", problem, fix or f"{beside}name it in {self.directory / MODEL_FILE}")
 
@@ -153,7 +152,7 @@ def _check_checkpoint(options_file: _OptionsFile, document: Mapping[str, Any]) -
 
 def _check_path(options_file: _OptionsFile, model: str) -> Iterator[Finding]:
     """Yield a finding for a model that is neither a path in the version's or model's directory nor a Hub id."""
-    from_there = f"paths begin at {options_file.directory} or {options_file.directory.parent}"
+    from_there = f"relative paths start at {options_file.directory} or {options_file.directory.parent}"
     try:
         if local_path(options_file.directory, model) is not None:
             return
@@ -165,5 +164,5 @@ def _check_path(options_file: _OptionsFile, model: str) -> Iterator[Finding]:
             f"'{model}' is neither a folder, a .gguf file nor an id on the Hugging Face Hub (org/name)", from_there
         )
     elif Path(model).is_dir():
-        problem = f"'{model}' is a folder of the directory that you are in; the server would look for it on the Hub"
+        problem = f"'{model}' is a folder in the current directory, but the server would look for it on the Hub"
         yield options_file.finding(problem, f'"model": "{Path(model).resolve()}"')

@@ -70,7 +70,7 @@ def _batching_findings(model: CheckedModel, completed: bool) -> Iterator[Finding
     batches = config.max_batch_size > 0 or completed or implementation(config) != "python"
     if scheduler(config) == "dynamic_batching" and not batches:
         problem = "'dynamic_batching' has no effect without 'max_batch_size'"
-        yield model.warning(problem, ("dynamic_batching",), "max_batch_size: 8, where the model takes batches")
+        yield model.warning(problem, ("dynamic_batching",), "max_batch_size: 8, if the model accepts batches")
     if scheduler(config) == "sequence_batching" and config.max_batch_size > 1:
         yield from _row_warnings(model)
 
@@ -81,7 +81,7 @@ def _row_warnings(model: CheckedModel) -> Iterator[Finding]:
     kinds = {control.kind for tensor in batching.control_input for control in tensor.control}
     if not batching.HasField("oldest") and SequenceBatching.Control.CONTROL_SEQUENCE_READY not in kinds:
         yield model.warning(
-            "the batches of the direct strategy have rows without a request, which the model cannot tell from others",
+            "batches of the direct strategy may have rows without a request, which the model cannot distinguish",
             ("sequence_batching",),
             "a control_input of kind CONTROL_SEQUENCE_READY, or oldest { }",
         )
@@ -95,9 +95,9 @@ def _gpu_warnings(model: CheckedModel) -> Iterator[Finding]:
         if group.kind == InstanceGroup.KIND_GPU and (lacks or not visible):
             has = f"has no GPU {lacks[0]}" if visible else "has no GPU"
             yield model.warning(
-                f"the model requires a GPU, and this machine {has}: it does not load here",
+                f"the model requires a GPU, but this machine {has}; it cannot load here",
                 ("instance_group", index),
-                "KIND_AUTO takes a GPU where there is one",
+                "KIND_AUTO uses a GPU if there is one",
             )
 
 

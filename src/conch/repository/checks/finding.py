@@ -32,9 +32,9 @@ class Finding:
     location: str = ""
 
     def __str__(self) -> str:
-        where = f"{self.location or self.path}:{self.line}" if self.line else self.location or str(self.path)
+        position = f"{self.location or self.path}:{self.line}" if self.line else self.location or str(self.path)
         fix = f" (fix: {self.fix})" if self.fix else ""
-        return shown_name(f"{where}: {self.severity}: {' '.join(self.problem.split())}{fix}")
+        return shown_name(f"{position}: {self.severity}: {' '.join(self.problem.split())}{fix}")
 
 
 def with_fix(path: Path, line: int, severity: str, message: str, fix: str = "") -> Finding:

@@ -235,7 +235,7 @@ def _finding(use: _Use, missing: frozenset[str], python: str) -> Finding | None:
     sure = imported.certain and not use.unsure
     problem = f"there is no module '{'.' * imported.level}{imported.top}'"
     if use.unsure:
-        problem += ", unless a directory added to sys.path has it"
+        problem += ", unless a directory added to sys.path contains it"
     elif not imported.certain:
         problem += ", which a function imports when it is called"
     return Finding(use.source, imported.line, "error" if sure else "warning", problem, _fix(use, python))
@@ -254,4 +254,4 @@ def _fix(use: _Use, python: str) -> str:
         return extras.command_for(name)
     if name in _PACKAGES:
         return f"{python} -m pip install {_PACKAGES[name]}"
-    return f"install the package that has it for {python}, or put it at {file}"
+    return f"install the package that provides it for {python}, or put it at {file}"

@@ -116,7 +116,7 @@ def read_python_model(path: Path) -> ast.Module | Finding:
     except UNREADABLE as error:
         line, reason = (error.lineno or 0, error.msg) if isinstance(error, SyntaxError) else (0, one_line(error))
         return Finding(
-            path, line, "error", f"not valid Python: {reason}", f"python -m py_compile {path} shows the place"
+            path, line, "error", f"not valid Python: {reason}", f"python -m py_compile {path} shows the position"
         )
 
 
@@ -137,7 +137,7 @@ def check_python_model(path: Path, tree: ast.Module, *, decoupled: bool | None) 
         elif not model.bases and method.name not in _OPTIONAL and (near := nearest(method.name, _OPTIONAL, 0.85)):
             yield Finding(path, method.lineno, "warning", f"nothing calls {method.name}", f"rename it {near}")
     if senders and decoupled is False:
-        problem = "the model has a response sender and is not decoupled, so that it may send one response"
+        problem = "the model has a response sender but is not decoupled, so it may send only one response"
         yield Finding(path, senders[0], "warning", problem, "model_transaction_policy { decoupled: true }")
 
 
@@ -274,7 +274,7 @@ def _no_class(path: Path, tree: ast.Module) -> Finding:
     near = nearest("TritonPythonModel", classes)
     if not near and len(classes) == 1:
         [near] = classes
-    fix = f"rename {near}" if near else "name the model's class so"
+    fix = f"rename {near}" if near else "rename the model's class to TritonPythonModel"
     return Finding(path, classes.get(near, 0), "error", "the class TritonPythonModel is missing", fix)
 
 

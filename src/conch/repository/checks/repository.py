@@ -1,4 +1,4 @@
-"""Runs all checks of a model repository, in order, beginning with the places and names of its files."""
+"""Runs all checks of a model repository, in order, beginning with the locations and names of its files."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def check_versions(model: CheckedModel) -> Iterator[Finding]:
             Problem(
                 f"at least one version must be available under the version policy of model '{files.name}'",
                 ("version_policy",),
-                hint=f"make {files.version_directory(1)}" if not files.versions else "select a version that is there",
+                hint=f"make {files.version_directory(1)}" if not files.versions else "select an existing version",
             )
         )
     for path in model.model_files():
@@ -205,8 +205,9 @@ def _side_file_problems(model: CheckedModel) -> Iterator[Problem]:
             source = sample.inputs[name].input_data_file
             if source and not (directory / "warmup" / source).is_file():
                 file = directory / "warmup" / source
-                where = ("model_warmup", index, "inputs")
-                yield Problem(f"warmup input '{name}' needs {file}, which is missing", where)
+                yield Problem(
+                    f"warmup input '{name}' needs {file}, which is missing", ("model_warmup", index, "inputs")
+                )
     for index, state in enumerate(config.sequence_batching.state):
         for initial in state.initial_state:
             file = directory / "initial_state" / initial.data_file
@@ -222,8 +223,8 @@ def _side_file_problems(model: CheckedModel) -> Iterator[Problem]:
             problem = f"EXECUTION_ENV_PATH names {path}, which has no bin/activate and bin/python"
             yield Problem(problem, ("parameters",), hint=f"python -m venv {path}, or a conda-pack archive")
         elif path.is_file() and not is_tarfile(path):
-            problem = f"EXECUTION_ENV_PATH names {path}, which is no archive"
-            yield Problem(problem, ("parameters",), hint="name a folder, or an archive that conda-pack made")
+            problem = f"EXECUTION_ENV_PATH names {path}, which is not an archive"
+            yield Problem(problem, ("parameters",), hint="use a folder, or an archive made by conda-pack")
 
 
 def check_ensemble(model: CheckedModel, models: Mapping[str, CheckedModel]) -> Iterator[Finding]:
@@ -285,7 +286,7 @@ def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[
                 files,
                 name,
                 "warning",
-                f"parameter '{name}' has no effect: backend '{config.backend}' has none of that name",
+                f"parameter '{name}' has no effect: backend '{config.backend}' has no such parameter",
             )
     if is_remote(config):
         for problem in value_problems(config):
@@ -333,7 +334,7 @@ def _json_fix(error: json.JSONDecodeError, path: Path) -> str:
         return "put a ',' before it"
     if "property name" in error.msg or "trailing comma" in error.msg:
         return "names need double quotation marks, and no ',' may follow the last value"
-    return f"python -m json.tool {path} shows the place"
+    return f"python -m json.tool {path} shows the position"
 
 
 def _in_config(files: ModelFiles, name: str, severity: str, problem: str, fix: str = "leave it out") -> Finding:
@@ -343,7 +344,7 @@ def _in_config(files: ModelFiles, name: str, severity: str, problem: str, fix: s
 
 
 #: The fix for a version directory with an invalid name.
-_NUMBER = "name it by a number, such as 1"
+_NUMBER = "use a number as its name, such as 1"
 
 
 def check(

@@ -44,7 +44,7 @@ _BLOCK: Final = 1 << 20
 class Transfer:
     """Copies ``files`` of one model, with paths relative to the directory ``below``, to ``folder``.
 
-    ``pool`` limits the concurrent downloads of all models; ``what`` describes the files in the log.
+    ``pool`` limits the concurrent downloads of all models; ``description`` names the files in the log.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Transfer:
         store: Store,
         pool: DaemonPool,
         below: str,
-        what: str,
+        description: str,
         files: Sequence[RemoteFile],
         folder: Path,
         pauses: Sequence[float] = PAUSES,
@@ -61,7 +61,7 @@ class Transfer:
         self._store = store
         self._pool = pool
         self._below = below
-        self._what = what
+        self._description = description
         self._files = files
         self._folder = folder
         self._pauses = pauses
@@ -75,7 +75,7 @@ class Transfer:
     def run(self) -> None:
         """Copy all files; raises the error of the first that fails. Blocks."""
         count = len(self._files)
-        LOG.info("downloading %s: %d file%s, %s", self._what, count, "s" * (count != 1), in_units(self._total))
+        LOG.info("downloading %s: %d file%s, %s", self._description, count, "s" * (count != 1), in_units(self._total))
         futures = [self._pool.submit(lambda file=file: self.fetch(file)) for file in self._files]  # type: ignore[misc]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
@@ -86,7 +86,7 @@ class Transfer:
             self._given_up.set()
             wait(futures)  # no thread may still write to the folder
         took = max(self._clock() - self._started_at, 1e-3)
-        LOG.info("downloaded %s: took %.1f s, %s/s", self._what, took, in_units(self._total / took))
+        LOG.info("downloaded %s: took %.1f s, %s/s", self._description, took, in_units(self._total / took))
 
     def fetch(self, file: RemoteFile) -> Path:
         """Copy one file and return its path; raises if it cannot be copied."""
@@ -110,7 +110,7 @@ class Transfer:
                 problem = self._explained(file, error)
                 if problem.code is not Code.UNAVAILABLE or self._given_up.is_set() or attempt == len(self._pauses):
                     raise problem from error
-                LOG.warning("%s; it is tried again", problem.message)
+                LOG.warning("%s; retrying", problem.message)
             if self._pool.closed.wait(self._pauses[attempt]):
                 self._check_cancelled()
         raise AssertionError("unreachable")
@@ -128,7 +128,7 @@ class Transfer:
 
     def _check_cancelled(self) -> None:
         if self._given_up.is_set() or self._pool.closed.is_set():
-            raise unavailable(f"the download of {self._what} was cancelled")
+            raise unavailable(f"the download of {self._description} was cancelled")
 
     def _verify(self, file: RemoteFile, part: Path) -> None:
         """Check a copy against the listing and flush it to disk. Raises UNAVAILABLE if it differs."""
@@ -151,7 +151,7 @@ class Transfer:
                 return
             self._logged_at = now
             share, arrived = 100 * self._arrived // self._total, in_units(self._arrived)
-        LOG.info("downloading %s: %d %%, %s of %s", self._what, share, arrived, in_units(self._total))
+        LOG.info("downloading %s: %d %%, %s of %s", self._description, share, arrived, in_units(self._total))
 
 
 class _Arrival:
@@ -260,7 +260,7 @@ class ModelCopies:
                     LOG.info("waiting for another load that makes a copy of '%s'", self.folder.name)
                     logged = True
                 if self._closed.wait(_POLL_INTERVAL):
-                    raise unavailable("the server is stopping and reads no model repository")
+                    raise unavailable("the server is stopping and no longer reads model repositories")
             yield
         finally:
             os.close(fd)
@@ -302,7 +302,7 @@ class ModelCopies:
             raise
         copy = _open(home)
         if copy is None:
-            raise OSError(f"the copy in {home} has gone")
+            raise OSError(f"the copy in {home} has been removed")
         return copy
 
     def discard(self, copy: Copy) -> None:

@@ -147,4 +147,4 @@ class SharedCalls:
 
 
 def _stopping() -> Exception:
-    return unavailable("the server is stopping and reads no model repository")
+    return unavailable("the server is stopping and no longer reads model repositories")

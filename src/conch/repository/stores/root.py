@@ -164,9 +164,9 @@ def _problem(path: str) -> str:
     if not all(parts):
         return "has an empty name between slashes"
     if any(part in (".", "..") for part in parts):
-        return "has a part that leads elsewhere"
+        return "contains '.' or '..'"
     if "\\" in path or not path.isprintable() or not is_utf8(path):
-        return "has a character that no file should have in its name"
+        return "has a character that is not allowed in file names"
     if len(path.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
         return "is too long for a file's name"
     return ""
@@ -268,8 +268,8 @@ class Fetcher:
         self._transfer(model, missing, directory).run()
 
     def _transfer(self, model: StoredModel, files: list[RemoteFile], folder: Path) -> Transfer:
-        what = f"model '{model.name}' from {self._url}"
-        return Transfer(self._store, self._pool, model.name, what, files, folder, self._pauses)
+        description = f"model '{model.name}' from {self._url}"
+        return Transfer(self._store, self._pool, model.name, description, files, folder, self._pauses)
 
 
 def _in_copies(copies: list[Copy], file: RemoteFile) -> Path | None:
@@ -289,7 +289,7 @@ def _link(path: Path, target: Path) -> bool:
 #: The maximum number of concurrent downloads, for all models of a repository.
 _PARALLEL: Final = 4
 #: Delay before a failed store is contacted again (s); the last listing is used until then.
-_RESPITE: Final = 15.0
+_RETRY_SECONDS: Final = 15.0
 #: The timeout of a listing (s).
 _LISTING_SECONDS: Final = 30.0
 #: The maximum number of attempts to copy a model that changes while it is copied.
@@ -337,11 +337,11 @@ class StoreRoot:
     def names(self) -> list[str]:
         """Return the sorted names of the models.
 
-        For ``_RESPITE`` seconds after the store failed, uses the last listing.
+        For ``_RETRY_SECONDS`` seconds after the store failed, uses the last listing.
         """
-        if self._models is not None and self._unreadable and self._clock() - self._failed < _RESPITE:
+        if self._models is not None and self._unreadable and self._clock() - self._failed < _RETRY_SECONDS:
             return self.known()
-        return list(self._look())
+        return list(self._refresh())
 
     def known(self) -> list[str]:
         """Return the names in the last listing, without contacting the store."""
@@ -349,7 +349,7 @@ class StoreRoot:
 
     def fingerprints(self, config_name: str | None) -> dict[str, Fingerprint | None]:
         """Return the fingerprint of each model."""
-        return {name: model.fingerprint(config_name) for name, model in self._look().items()}
+        return {name: model.fingerprint(config_name) for name, model in self._refresh().items()}
 
     def fingerprint(self, name: str, config_name: str | None) -> Fingerprint:
         """Return the fingerprint of a model. Raises UNAVAILABLE or INVALID_ARG if it cannot be read."""
@@ -357,7 +357,7 @@ class StoreRoot:
 
     def has(self, name: str) -> bool:
         """Return whether the model exists, or did at the last listing if the store cannot be read."""
-        if self._models is not None and self._clock() - self._hung < _RESPITE:
+        if self._models is not None and self._clock() - self._hung < _RETRY_SECONDS:
             return name in self._models
         try:
             self._model(name)
@@ -375,7 +375,7 @@ class StoreRoot:
         pattern = re.escape(str(self.folder)) + r"/([^/]+)/(?:\d+|new)/\1(?=/|\b)"
         return re.sub(pattern, lambda match: f"{self.url}/{match[1]}", text)
 
-    def _look(self) -> dict[str, StoredModel]:
+    def _refresh(self) -> dict[str, StoredModel]:
         """List the repository; returns the last listing if that fails, and raises without one."""
         try:
             files = self._list("")

@@ -92,7 +92,7 @@ def explained(repository: object, error: Exception, credentials: str, redacted: 
     names = {kind.__name__ for cause in _chain(error) for kind in type(cause).__mro__}
     reason = redacted(one_line(error))
     if isinstance(error, TimeoutError) and not str(error):
-        reason = "it has sent nothing for too long"
+        reason = "it sent no data before the timeout"
     if names & _DENIED or any(text in reason.lower() for text in _MESSAGES_OF_DENIAL):
         return invalid(f"model repository {repository} may not be read: {reason}; check {credentials}")
     if names & _MISSING:

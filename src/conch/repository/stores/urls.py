@@ -13,7 +13,7 @@ FORMS: Final = {
     "s3": "s3://bucket/prefix, s3://host:port/bucket/prefix or s3://https://host:port/bucket/prefix",
     "gs": "gs://bucket/prefix",
     "as": "as://account/container/prefix",
-    "hf": "hf://organisation/name, with @revision and /subfolder where they are needed",
+    "hf": "hf://organisation/name, optionally with @revision and /subfolder",
 }
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -59,7 +59,7 @@ def parse_url(text: str) -> StoreUrl:
         raise invalid(f"model repository {text[:80]!r} is not a URL: give {_forms()}")
     scheme, rest = match[1].lower(), match[2]
     if scheme not in FORMS:
-        raise invalid(f"model repositories have no URLs with '{scheme[:20]}://': give a directory, {_forms()}")
+        raise invalid(f"model repositories do not support '{scheme[:20]}://' URLs: give a directory, {_forms()}")
     if any(mark in rest for mark in "?#") or (scheme != "hf" and "@" in rest):
         # The text beside these characters is usually a credential, and the URL appears in logs.
         raise invalid(
@@ -117,8 +117,8 @@ def _split(text: str) -> tuple[str, str]:
     return first, "/".join(others)
 
 
-def _check(text: str, scheme: str, good: object) -> None:
-    if not good:
+def _check(text: str, scheme: str, valid: object) -> None:
+    if not valid:
         raise _malformed(text, scheme)
 
 

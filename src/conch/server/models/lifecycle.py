@@ -94,7 +94,8 @@ class Lifecycle:
         if not self._table.naming:
             await self.load(name, override, by_model=by_model)
             return
-        keys = await self._repository.aside(partial(self._repository.keys, name)) or self._table.keys(name) or [name]
+        in_repository = await self._repository.in_thread(partial(self._repository.keys, name))
+        keys = in_repository or self._table.keys(name) or [name]
         if override and len(keys) > 1:
             raise ambiguous(name, len(keys))
         for key in keys:

@@ -151,14 +151,14 @@ class ModelLoader:
             return False
         external = [model.external for model in model_state.models()]
 
-        def look() -> bool:
+        def unchanged() -> bool:
             fingerprint = model_state.fingerprint
             if fingerprint is not None and self.repository.fingerprint(model_state.name) != fingerprint:
                 return False
             return all(take_external(files) == files for files in external)
 
         try:
-            return await self.repository.aside(look)
+            return await self.repository.in_thread(unchanged)
         except (ConchError, OSError):
             return False
 
@@ -168,8 +168,10 @@ class ModelLoader:
             return await self.repository.described(name), None
         backends, naming = self.repository.backends, self.repository.naming
         plain, namespace = naming.name(name), naming.namespace(name)
-        brought = bool(override.files) or await self.repository.aside(partial(self._has_no_directory, name, override))
-        if brought:
+        needs_directory = bool(override.files) or await self.repository.in_thread(
+            partial(self._has_no_directory, name, override)
+        )
+        if needs_directory:
             uploaded = await asyncio.to_thread(UploadedModel, plain, override.files)
             try:
                 return await asyncio.to_thread(
@@ -219,7 +221,7 @@ class ModelLoader:
         """
         if not is_ensemble(config):
             return {}
-        steps = await self.repository.aside(partial(self.repository.step_keys, config, name))
+        steps = await self.repository.in_thread(partial(self.repository.step_keys, config, name))
         self.loading_steps[name] = set(steps.values())
         cycle = cycle_of(name, self.loading_steps)
         if not cycle:
@@ -246,7 +248,7 @@ class ModelLoader:
         fingerprint = files.fingerprint
         if definition.uploaded is None and fingerprint is None:
             with contextlib.suppress(ConchError, OSError):
-                fingerprint = await self.repository.aside(partial(self.repository.fingerprint, files.key))
+                fingerprint = await self.repository.in_thread(partial(self.repository.fingerprint, files.key))
         kept: dict[int, Model] = {}
         rescaled = _rescaled(model_state, definition.config)
         if rescaled is not None:
@@ -269,7 +271,7 @@ class ModelLoader:
             return []
         models = [model for model in model_state.models() if known.same_version(fingerprint, model.version)]
         paths = {path for model in models for path in model.external}
-        now = await self.repository.aside(partial(take_external, paths))
+        now = await self.repository.in_thread(partial(take_external, paths))
         return [model for model in models if all(now[path] == stamps for path, stamps in model.external.items())]
 
     async def _load_versions(
@@ -363,7 +365,7 @@ class ModelLoader:
         try:
             files = await self.repository.described(ensemble.name)
             config = ensemble.config if ensemble.overridden else self.version_loader.configure(files)
-            steps = await self.repository.aside(partial(self.repository.step_keys, config, ensemble.name))
+            steps = await self.repository.in_thread(partial(self.repository.step_keys, config, ensemble.name))
             definition = ModelDefinition(files, config, steps, ensemble.overridden)
             await self._replace_versions(ensemble, definition, by_model)
         except ConchError as error:

@@ -209,7 +209,7 @@ class OnDemand:
                 f"model '{name}' is loaded on demand, from the repository alone: a configuration and files can be sent "
                 "with --model-control-mode=explicit"
             )
-        await self._repository.aside(partial(self._repository.check_unique, name))
+        await self._repository.in_thread(partial(self._repository.check_unique, name))
         self.planner.back_off.forget(name)
         if self._serves(name) and self.planner.phase(name) is not Phase.LEAVING:
             await self._lifecycle.load(name, by_model=by_model)

@@ -35,9 +35,9 @@ class RepositoryPolling:
         self._loading: set[asyncio.Task[None]] = set()
         self._retries = Retries()
 
-    async def look(self) -> None:
+    async def record_state(self) -> None:
         """Record the current state of the repository as known."""
-        await self._repository.aside(self._watch.look)
+        await self._repository.in_thread(self._watch.poll)
 
     def start(self) -> None:
         """Start polling."""
@@ -65,8 +65,8 @@ class RepositoryPolling:
         while True:
             await asyncio.sleep(self._seconds)
             try:
-                look = partial(self._watch.look, self._lifecycle.external_files())
-                changes = await self._repository.aside(look)
+                poll = partial(self._watch.poll, self._lifecycle.external_files())
+                changes = await self._repository.in_thread(poll)
                 for name in changes.removed:
                     self._retries.forget(name)
                     await self._lifecycle.unload(name)

@@ -451,7 +451,7 @@ def test_whatever_lies_in_a_repository_is_a_finding_and_no_crash(tmp_path: Path,
     assert any(finding.path.is_relative_to(tmp_path / "m") for finding in check([tmp_path]))
 
 
-@pytest.mark.parametrize(("name", "found"), [("folder", "has no bin/activate"), ("file", "is no archive")])
+@pytest.mark.parametrize(("name", "found"), [("folder", "has no bin/activate"), ("file", "is not an archive")])
 def test_an_environment_that_is_none_is_found(repository: Path, name: str, found: str) -> None:
     put(repository, "m/folder/pyvenv.cfg")
     put(repository, "m/file")

@@ -72,8 +72,8 @@ MISTAKES = {
     ),
     "a response sender without decoupling": Mistake(
         python_model(SENDING),
-        "R/m/1/model.py:3: warning: the model has a response sender and is not decoupled, so that it may send one "
-        "response (fix: model_transaction_policy { decoupled: true })",
+        "R/m/1/model.py:3: warning: the model has a response sender but is not decoupled, so it may send only "
+        "one response (fix: model_transaction_policy { decoupled: true })",
     ),
     "a warm-up for an input that does not exist": Mistake(
         configured(
@@ -116,12 +116,12 @@ MISTAKES = {
     "a version directory that is no number": Mistake(
         {"m/config.pbtxt": ADD, "m/1/model.py": MODEL, "m/v2/model.py": MODEL},
         "R/m: warning: ignore version directory 'v2' which fails to convert to integral number "
-        "(fix: name it by a number, such as 1)",
+        "(fix: use a number as its name, such as 1)",
     ),
     "no version directory that is a number": Mistake(
         {"m/v1/model.py": MODEL},
         "R/m: error: ignore version directory 'v1' which fails to convert to integral number "
-        "(fix: name it by a number, such as 1)",
+        "(fix: use a number as its name, such as 1)",
     ),
     "a model's file with a misspelt name": Mistake(
         {"m/config.pbtxt": IO, "m/1/models.py": MODEL},
@@ -228,17 +228,17 @@ MISTAKES = {
     "batching without a batch size": Mistake(
         configured(f"{IO}dynamic_batching {{ }}\n"),
         "R/m/config.pbtxt:3: warning: 'dynamic_batching' has no effect without 'max_batch_size' "
-        "(fix: max_batch_size: 8, where the model takes batches)",
+        "(fix: max_batch_size: 8, if the model accepts batches)",
     ),
     "instances on a GPU that there is not": Mistake(
         configured(f"{IO}instance_group [\n  {{ kind: KIND_GPU }}\n]\n"),
-        "R/m/config.pbtxt:4: warning: the model requires a GPU, and this machine has no GPU: it does not load here "
-        "(fix: KIND_AUTO takes a GPU where there is one)",
+        "R/m/config.pbtxt:4: warning: the model requires a GPU, but this machine has no GPU; it cannot load here "
+        "(fix: KIND_AUTO uses a GPU if there is one)",
     ),
     "sequences in rows that cannot be told from empty ones": Mistake(
         configured(f"{IO}max_batch_size: 4\nsequence_batching {{ }}\n"),
-        "R/m/config.pbtxt:4: warning: the batches of the direct strategy have rows without a request, which the model "
-        "cannot tell from others (fix: a control_input of kind CONTROL_SEQUENCE_READY, or oldest { })",
+        "R/m/config.pbtxt:4: warning: batches of the direct strategy may have rows without a request, which the model "
+        "cannot distinguish (fix: a control_input of kind CONTROL_SEQUENCE_READY, or oldest { })",
     ),
     "sequences of a backend that has none": Mistake(
         {f"m/1/{name}": text for name, text in CHECKPOINT.items()} | {"m/config.pbtxt": "sequence_batching { }\n"},
@@ -270,7 +270,7 @@ MISTAKES = {
     "a model.py that is no Python": Mistake(
         python_model("class TritonPythonModel:\n    def execute(self, requests)\n        return []\n"),
         "R/m/1/model.py:2: error: not valid Python: expected ':' "
-        "(fix: python -m py_compile R/m/1/model.py shows the place)",
+        "(fix: python -m py_compile R/m/1/model.py shows the position)",
     ),
     "a class of another name": Mistake(
         python_model(MODEL.replace("TritonPythonModel", "TritonPytonModel")),
@@ -282,7 +282,7 @@ MISTAKES = {
     ),
     "an import that does not exist": Mistake(
         python_model(f"import json\nimport nonesuch.part\n{MODEL}"),
-        f"R/m/1/model.py:2: error: there is no module 'nonesuch' (fix: install the package that has it for "
+        f"R/m/1/model.py:2: error: there is no module 'nonesuch' (fix: install the package that provides it for "
         f"{sys.executable}, or put it at R/m/1/nonesuch.py)",
     ),
     "a misspelt import": Mistake(
@@ -337,7 +337,8 @@ MISTAKES = {
     ),
     "a folder that is missing": Mistake(
         {"m/1/model.json": '{\n  "model": "../nowhere"\n}'},
-        "R/m/1/model.json:2: error: model folder '../nowhere' does not exist (fix: paths begin at R/m/1 or R/m)",
+        "R/m/1/model.json:2: error: model folder '../nowhere' does not exist "
+        "(fix: relative paths start at R/m/1 or R/m)",
     ),
     "a task that does not fit": Mistake(
         {**checkpoint("m/1"), "m/1/model.json": '{\n  "task": "text-classification"\n}'},
@@ -364,12 +365,13 @@ MISTAKES = {
     ),
     "an engine that is not installed": Mistake(
         checkpoint("m/1"),
-        "R/m/1: warning: engine 'torch' is not installed here: here the model does not load (fix: install huggingface)",
+        "R/m/1: warning: engine 'torch' is not installed; the model cannot load on this machine "
+        "(fix: install huggingface)",
         absent=("transformers",),
     ),
     "a graph whose engine is not installed": Mistake(
         {"m/config.pbtxt": IO, "m/1/model.onnx": ""},
-        "R/m/config.pbtxt:1: warning: engine 'onnxruntime' is not installed here: here the model does not load "
+        "R/m/config.pbtxt:1: warning: engine 'onnxruntime' is not installed; the model cannot load on this machine "
         "(fix: install onnxruntime)",
         absent=("onnxruntime",),
     ),

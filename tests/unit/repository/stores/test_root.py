@@ -221,7 +221,7 @@ def test_repository_that_is_emptied_is_not_taken_for_one_without_models(
         (PermissionError("Access Denied"), Code.INVALID_ARG, "may not be read: Access Denied; check AWS_ACCESS_KEY_ID"),
         (FileNotFoundError("The bucket does not exist"), Code.INVALID_ARG, "does not exist"),
         (TimeoutError("timed out"), Code.UNAVAILABLE, "cannot be read: timed out"),
-        (TimeoutError(), Code.UNAVAILABLE, "cannot be read: it has sent nothing for too long"),
+        (TimeoutError(), Code.UNAVAILABLE, "cannot be read: it sent no data before the timeout"),
         (OSError("Forbidden: hidden-key"), Code.INVALID_ARG, "may not be read: Forbidden: ***"),
     ],
 )

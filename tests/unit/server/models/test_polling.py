@@ -67,7 +67,7 @@ async def test_model_is_loaded_again_when_its_checkpoint_elsewhere_has_changed(t
     house.loader.external["m"] = checkpoint
     house.write("m")
     polling = RepositoryPolling(ModelRepository([house.root]), house.lifecycle, 0.001)
-    await polling.look()
+    await polling.record_state()
     await house.lifecycle.load("m")
     polling.start()
     (checkpoint / "model.safetensors").write_text("retrained")

@@ -371,7 +371,7 @@ async def test_an_http_server_is_no_server_of_this_protocol() -> None:
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
     connect: Callable[..., RemoteTransport] = await connecting(RemoteSettings((), "m"), Path(), decoupled=False)
     transport = connect(read_url(f"grpc://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
-    with pytest.raises(UnreachableError, match=r"it is not a server for this protocol \(it speaks HTTP/1"):
+    with pytest.raises(UnreachableError, match=r"the server speaks HTTP/1 instead of gRPC"):
         await transport.check()
     await transport.close()
     server.close()

@@ -260,10 +260,10 @@ async def test_certificates_are_checked_against_the_file(tmp_path: Path) -> None
 
 
 async def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConchError, match=r"nobody\.pem: no certificates of authorities: .*No such file"):
+    with pytest.raises(ConchError, match=r"nobody\.pem cannot be used as CA certificates: .*No such file"):
         await connecting(RemoteSettings((), "m", ca_file="nobody.pem"), tmp_path, decoupled=False)
     (tmp_path / "empty.pem").write_text("nothing\n")
-    with pytest.raises(ConchError, match=r"empty\.pem: no certificates of authorities: "):
+    with pytest.raises(ConchError, match=r"empty\.pem cannot be used as CA certificates: "):
         await connecting(RemoteSettings((), "m", ca_file="empty.pem"), tmp_path, decoupled=False)
 
 
