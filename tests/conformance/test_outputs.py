@@ -58,5 +58,5 @@ def test_neither_is_an_error(tmp_path: Path, start: Start, server_kind: str) -> 
         text = log.read_text(errors="replace")
     assert text.count("Composing models did not output tensor B") == 1
     if server_kind == "conch":
-        assert text.count("gave the output 'EXTRA', which its configuration does not declare") == 1
-        assert text.count("did not give the output 'B'") == 1
+        assert text.count("returned the output 'EXTRA', which its configuration does not declare") == 1
+        assert text.count("did not return the output 'B'") == 1

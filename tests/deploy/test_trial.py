@@ -51,7 +51,7 @@ def test_one_model_of_several_answers_by_itself(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        (MODEL.replace(".upper()", ".shout()"), "request.json was answered with status 500: "),
+        (MODEL.replace(".upper()", ".shout()"), "the response to request.json has status 500: "),
         (MODEL + "    def initialize(self, args):\n        raise ValueError('no shell')\n",
          "conch serve has ended with status 1:\n"),
     ],

@@ -235,4 +235,4 @@ def test_breakpoint_is_passed_over_without_debug(repository: Path, tmp_path: Pat
         assert post(server.http, "/v2/models/stopping/infer", body).json()["outputs"][0]["data"] == ["42"]
         server.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
         server.process.wait(60)  # type: ignore[union-attr]
-    assert re.search(r"W.* stopping_0_[01]/model.py:8\] \"breakpoint\(\) was passed over; .* --debug", log.read_text())
+    assert re.search(r"W.* stopping_0_[01]/model.py:8\] \"breakpoint\(\) was skipped; .* --debug", log.read_text())

@@ -37,7 +37,7 @@ def test_shape_that_is_not_the_declared_one_is_reported_once(tmp_path: Path, cap
             assert service.infer("m", {"x": [[1.0, 2.0]]})["y"].shape == (1, 2)
     told = [record.getMessage() for record in caplog.records if "declares it as" in record.getMessage()]
     assert len(told) == 1
-    assert f"model 'm' gave the output 'y' {SHAPES}" in told[0]
+    assert f"model 'm' returned the output 'y' {SHAPES}" in told[0]
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -63,4 +63,4 @@ def test_shape_from_another_server_is_reported_once(
                 for service in (server, http, grpc):
                     assert service.infer("front", {"x": [values]})["y"].shape == (1, len(values))
     told = [record.getMessage() for record in caplog.records if "declares it as" in record.getMessage()]
-    assert told == [f"model 'front' gave the output 'y' {SHAPES}"]
+    assert told == [f"model 'front' returned the output 'y' {SHAPES}"]

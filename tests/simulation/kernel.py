@@ -315,7 +315,7 @@ class _Template:
         if self.status is not None:
             return
         if message["op"] == "import":
-            answer: dict[str, Any] = {"hindrance": ""}
+            answer: dict[str, Any] = {"problem": ""}
         else:
             peer, output = descriptors
             answer = {"pid": self._kernel.start(message["as"] == "template", peer.socket, output)}

@@ -67,7 +67,7 @@ def _profile(config_file: Path | None, apply: bool, **options: Any) -> int:
     """
     from conch.cli.analyze_progress import ProfileLine
     from conch.cli.analyze_results import results_of, show_results, write_results
-    from conch.cli.interrupting import ended_as_by_ctrl_c
+    from conch.cli.interrupting import signals_as_ctrl_c
     from conch.measure.analyze.profiling.profile import Profile
     from conch.measure.reports import terminal
 
@@ -79,7 +79,7 @@ def _profile(config_file: Path | None, apply: bool, **options: Any) -> int:
     status = 0
     line = ProfileLine(messages)
     profile = Profile(settings, line)
-    with ended_as_by_ctrl_c():
+    with signals_as_ctrl_c():
         try:
             with profile, closing(line):
                 try:
@@ -160,7 +160,7 @@ def _models(settings: AnalyzeSettings) -> str:
     if settings.model_repository is None:
         return ""
     names = sorted(ModelRepository([settings.model_repository.resolve()]).names())
-    return f"; there are {_some(names)}" if names else ""
+    return f"; the models are {_some(names)}" if names else ""
 
 
 def _check_output(settings: AnalyzeSettings) -> None:

@@ -44,14 +44,14 @@ def checkpoints(context: click.Context, parameter: click.Parameter, typed: str) 
 
 
 def tasks(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Tasks of checkpoints."""
+    """Complete tasks of checkpoints."""
     from conch.checkpoints.task import TASK_NAMES
 
     return _begin(sorted(TASK_NAMES), typed)
 
 
 def engines(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Engines that run checkpoints."""
+    """Complete engines that run checkpoints."""
     from conch.checkpoints.options import ENGINES, TEXT_ENGINES
 
     return _begin(dict.fromkeys(("auto", *ENGINES, *TEXT_ENGINES)), typed)

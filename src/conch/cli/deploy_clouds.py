@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from conch.cli.interrupting import ended_as_by_ctrl_c
+from conch.cli.interrupting import signals_as_ctrl_c
 from conch.cli.options import command_of
 from conch.deploy.endpoint import Endpoint, ModelEndpoint
 from conch.options.declaration import Directory, option
@@ -35,7 +35,7 @@ class BundleOptions:
         "", _SECTION, "The model that serves the endpoint (default: the only model, or the only ensemble).",
         metavar="NAME",
     )
-    endpoint: Endpoint = option("infer", _SECTION, "The kind of request that it gets.")
+    endpoint: Endpoint = option("infer", _SECTION, "The kind of requests to serve.")
     name: str = option("", _SECTION, "Name of the deployment on the platform (default: conch-MODEL).")
     verify: bool = option(
         True, _SECTION, "Serve the artifact here first, as the platform does, and send it request.json (default).",
@@ -48,9 +48,9 @@ class BundleOptions:
 class SageMakerOptions(BundleOptions):
     """The options for Amazon SageMaker, whose requests have one path for each model."""
 
-    endpoint: ModelEndpoint = option("infer", _SECTION, "The kind of request that the model gets.")
+    endpoint: ModelEndpoint = option("infer", _SECTION, "The kind of requests to serve.")
     multi_model: bool = option(
-        False, _SECTION, "An archive for each model, which the platform has loaded when a request names it."
+        False, _SECTION, "Write an archive for each model; the platform loads a model when a request names it."
     )
 
 
@@ -93,12 +93,12 @@ def _write(plan: Planner, mount: str, options: BundleOptions, several: bool = Fa
     from conch.deploy.bundle import deployment, shown, write
 
     output = options.output
-    with ended_as_by_ctrl_c():
+    with signals_as_ctrl_c():
         planned = deployment(
             options.repository, output, mount, options.name, options.model, options.endpoint, several=several
         )
         bundle = plan(planned)
-        skipped = "; ".join(planned.needs.lacking) if options.verify else "--no-verify"
+        skipped = "; ".join(planned.requirements.lacking) if options.verify else "--no-verify"
         size, response = write(bundle, planned.contents, output, verify=not skipped)
     for left_out in planned.contents.left_out:
         click.echo(f"left out: {left_out}")

@@ -10,7 +10,7 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from conch.cli.interrupting import ended_as_by_ctrl_c
+from conch.cli.interrupting import signals_as_ctrl_c
 from conch.cli.options import command_of
 from conch.deploy.ray.options import RayCommandOptions, RayOptions, ReplicaOptions
 from conch.machine.addresses import host_and_port
@@ -63,7 +63,7 @@ def ray(command: RayCommandOptions) -> int:
     _check_ports(options.ingress_options)
     plans = plan_deployments(options)
     # The order matters: Ray installs its own handler for SIGTERM.
-    with connected(command.address) as alone, ended_as_by_ctrl_c():
+    with connected(command.address) as alone, signals_as_ctrl_c():
         if alone and detach:
             raise invalid("--detach needs a cluster that stays: start one with 'ray start --head', or give --address")
         if alone:
@@ -76,7 +76,7 @@ def ray(command: RayCommandOptions) -> int:
         application = RayApplication(name)
         new = not application.is_deployed
         if not new:
-            print(f"replacing what has changed of '{name}', which the cluster runs already", flush=True)
+            print(f"replacing the changed parts of '{name}', which already runs on the cluster", flush=True)
         try:
             application.deploy(options, plans)
             _show(application.wait(plans, command.timeout_secs, partial(print, flush=True)))
@@ -127,7 +127,7 @@ def _check_ports(ingress: Mapping[str, Any]) -> None:
     taken: dict[int, str] = {}
     for flag, port in ports.items():
         if port and port in taken:
-            raise invalid(f"{flag} {port} is the port of {taken[port]} as well: give another")
+            raise invalid(f"{flag} {port} is the port of {taken[port]} too: choose another")
         taken[port] = flag
 
 
@@ -144,12 +144,12 @@ def _settings(flag: str, texts: Iterable[str]) -> dict[str, str | tuple[str, ...
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise invalid(f"{flag} {text}: write NAME=VALUE, as log_verbose=1")
+            raise invalid(f"{flag} {text}: write NAME=VALUE, such as log_verbose=1")
         name = name.removeprefix("--").replace("-", "_")
         if name in _DECIDED:
-            raise invalid(f"{flag} {text}: conch deploy ray decides that itself{_DECIDED[name]}")
+            raise invalid(f"{flag} {text}: conch deploy ray sets this option itself{_DECIDED[name]}")
         if name in _OF_INGRESSES and flag == "--replica-option":
-            raise invalid(f"{flag} {text}: no ingress could ask such a replica; give --ingress-option {text}")
+            raise invalid(f"{flag} {text}: an ingress could not call such a replica; use --ingress-option {text}")
         grouped[name] = (*grouped.get(name, ()), value)
     return {name: values[0] if len(values) == 1 else values for name, values in grouped.items()}
 

@@ -60,19 +60,23 @@ def _help() -> str:
 @click.command("init", help=_help())
 @click.argument("name")
 @click.option(
-    "--template", type=click.Choice(list(TEMPLATES)), default="python", show_default=True, help="What to begin with."
+    "--template",
+    type=click.Choice(list(TEMPLATES)),
+    default="python",
+    show_default=True,
+    help="The template to start from.",
 )
 @click.option(
     "--model-repository", type=click.Path(path_type=Path), default=Path("models"), show_default=True,
-    help="Directory of models to write it into.",
+    help="Model repository to write the model to.",
 )  # fmt: skip
 @click.option("--model", "checkpoint", default="", help="Checkpoint of an embedding or classifier: Hub id or folder.")
 def init_command(name: str, template: str, model_repository: Path, checkpoint: str) -> None:
     """Write a new working model NAME, with a test."""
     chosen = TEMPLATES[template]
     if checkpoint and not chosen.checkpoint:
-        with_one = " and ".join(name for name, template in TEMPLATES.items() if template.checkpoint)
-        raise invalid(f"--model is for the templates {with_one}, not for '{template}'")
+        names = " and ".join(name for name, template in TEMPLATES.items() if template.checkpoint)
+        raise invalid(f"--model is for the templates {names}, not for '{template}'")
     for path in write(name, template, model_repository, checkpoint):
         click.echo(f"wrote {path}")
     click.echo("\nNext:")
@@ -89,12 +93,13 @@ def write(name: str, template: str, repository: Path, checkpoint: str = "") -> l
     """
     if not _NAME.fullmatch(name):
         raise invalid(
-            f"'{name}' is not a valid model name: begin with a letter or digit, continue with '_', '-' and '.' too"
+            f"'{name}' is not a valid model name: begin with a letter or digit, and use only letters, digits, "
+            "'_', '-' and '.'"
         )
     contents = dict(_rendered(name, template, checkpoint))
     for directory in sorted({path.parts[0] for path in contents}):
         if (repository / directory).exists():
-            raise ConchError(f"{repository / directory} is there already: choose another name", Code.ALREADY_EXISTS)
+            raise ConchError(f"{repository / directory} already exists: choose another name", Code.ALREADY_EXISTS)
     try:
         for path, text in contents.items():
             (repository / path).parent.mkdir(parents=True, exist_ok=True)

@@ -12,9 +12,8 @@ _ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def ended_as_by_ctrl_c() -> Iterator[None]:
-    """Raise KeyboardInterrupt for SIGTERM and SIGHUP in a context; ignored signals, as under ``nohup``, remain
-    ignored."""
+def signals_as_ctrl_c() -> Iterator[None]:
+    """Raise KeyboardInterrupt for SIGTERM and SIGHUP in a context; signals ignored before, as by ``nohup``, stay so."""
     before = {number: signal.getsignal(number) for number in _ENDINGS}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:

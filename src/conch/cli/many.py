@@ -26,7 +26,7 @@ class ManyValues(OptionsCommand):
 
 
 def spread(arguments: Sequence[str], flags: set[str]) -> list[str]:
-    """The command line with one flag before each of its values; everything after ``--`` stays."""
+    """Return the command line with one flag before each value; everything after ``--`` stays."""
     words: list[str] = []
     current = ""
     for index, argument in enumerate(arguments):

@@ -116,7 +116,7 @@ class FiniteRange(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
         if not isfinite(number):
-            self.fail(f"{value} is no number of the range {self._describe_range()}.", param, ctx)
+            self.fail(f"{value} is not a number in the range {self._describe_range()}.", param, ctx)
         return number
 
 

@@ -85,7 +85,7 @@ def perf(options: PerfOptions) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if other := Against(options.against, options.against_model, options.rounds):
         if options.breaks_down:
-            raise invalid("--breakdown is of one server: leave it out with --against")
+            raise invalid("--breakdown describes one server, so it cannot be combined with --against")
         files.check(compares=True)
         return run_against(plan, prefix, other, options.json_file, options.html, console)
     outputs = Outputs(files, plan)

@@ -21,7 +21,7 @@ def plan_of(options: PerfOptions) -> tuple[PerfPlan, str]:
     """Return the plan for the flags, and the path prefix. Raises INVALID_ARG for contradictory flags."""
     loads = (options.concurrency_range, options.request_rate_range, options.request_intervals)
     if sum(load is not None for load in loads) > 1:
-        raise invalid("--concurrency-range, --request-rate-range and --request-intervals exclude one another")
+        raise invalid("--concurrency-range, --request-rate-range and --request-intervals are mutually exclusive")
     if options.max_calls > MOST_CALLERS:
         raise invalid(f"--max-threads {options.max_calls}: at most {MOST_CALLERS:,} requests can run at a time")
     texts = [("-m", options.model), ("-x", options.version), ("-u", options.url), ("--endpoint", options.endpoint)]
@@ -104,7 +104,9 @@ def _intervals(file: Path) -> list[int]:
         try:
             intervals.append(int(float(line) * 1000))
         except (ValueError, OverflowError):
-            raise invalid(f"--request-intervals {file}, line {number}: '{line}' is no number of microseconds") from None
+            raise invalid(
+                f"--request-intervals {file}, line {number}: '{line}' is not a number of microseconds"
+            ) from None
         if intervals[-1] < 0:
             raise invalid(f"--request-intervals {file}, line {number}: '{line}' is below 0")
     if not sum(intervals):
@@ -124,7 +126,7 @@ def _with_tls(address: Address, options: PerfOptions) -> Address:
     encrypted = address.encrypted or (grpc and options.ssl_grpc_use_ssl.lower() in ("true", "1"))
     if any(files) and not encrypted:
         how = "--ssl-grpc-use-ssl" if grpc else f"-u https://{address.shown}"
-        raise invalid(f"certificates are for TLS, and this connection has none: add {how}")
+        raise invalid(f"certificates require TLS, which this connection does not use: add {how}")
     authorities, certificate, key = (str(file or "") for file in files)
     return replace(
         address, encrypted=encrypted, verified=grpc or bool(options.verified), named=grpc or bool(options.named),
@@ -147,7 +149,7 @@ def _models(text: str) -> dict[str, str]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, version = part.partition(":")
         if version and not version.isdecimal():
-            raise invalid(f"--bls-composing-models {text}: '{version}' is no version")
+            raise invalid(f"--bls-composing-models {text}: '{version}' is not a version")
         versions[name] = version
     return versions
 

@@ -39,7 +39,7 @@ class Input:
 @click.argument("texts", nargs=-1, metavar="[TEXT]…")
 @click.option("-i", "--input", "named", multiple=True, metavar="NAME=TEXT", help="A text for the input of that name.")
 @click.option("-r", "--model-repository", "repository", default=Path("models"), show_default=True,
-              type=click.Path(file_okay=False, path_type=Path), help="Where the model's config.pbtxt is.")  # fmt: skip
+              type=click.Path(file_okay=False, path_type=Path), help="Repository with the model.")  # fmt: skip
 @click.option("--url", default="", help="Read the model's inputs from a running server, such as http://localhost:8000.")
 @click.option("-o", "--output", default=Path("query_body.bin"), show_default=True,
               type=click.Path(dir_okay=False, path_type=Path))  # fmt: skip
@@ -126,7 +126,9 @@ def _read(repository: Path, model: str) -> list[Input]:
     except OSError:
         raise not_found(f"{path} cannot be read: name the repository with --model-repository, or give --url") from None
     if not config.input:
-        raise invalid(f"{path} names no inputs, they are completed when it loads: give --url of a server that runs it")
+        raise invalid(
+            f"{path} declares no inputs, because they are completed at load: give --url of a server that runs the model"
+        )
     batch = (-1,) if config.max_batch_size > 0 else ()
     text = type(config.input[0]).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name["TYPE_STRING"].number
     return [Input(tensor.name, (*batch, *tensor.dims)) for tensor in config.input if tensor.data_type == text]

@@ -24,9 +24,9 @@ _OTHER_OPTIONS: Final = {"--port": "--http-port", "--host": "--http-address"}
 def unknown_command(name: str, commands: Collection[str]) -> str:
     """Return the message for an unknown command; suggests ``conch serve`` if it is a model."""
     if "/" in name or Path(name).exists():
-        return f"'{name}' is no command; did you mean 'conch serve {name}'?"
+        return f"'{name}' is not a command; did you mean 'conch serve {name}'?"
     known = {command: command for command in commands} | _OTHER_NAMES
-    hint = did_you_mean(name, known, f"there are {', '.join(commands)}", shown=known.__getitem__)
+    hint = did_you_mean(name, known, f"the commands are {', '.join(commands)}", shown=known.__getitem__)
     return f"unrecognized command '{name}'; {hint}"
 
 
@@ -45,7 +45,7 @@ def unknown_option(
     flag = _spelt(option)
     for name, other in others.items():
         if flag in _flags(other):
-            return f"{message}; it is one of '{name}': conch {name} {flag} …"
+            return f"{message}; it is an option of '{name}': conch {name} {flag} …"
     flags = _flags(command)
     known = {name: name for name in flags} | {name: of for name, of in _OTHER_OPTIONS.items() if of in flags}
     if longer := _longer(flag, flags):

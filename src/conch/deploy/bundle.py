@@ -30,7 +30,7 @@ from conch.config.schema import ModelConfig
 from conch.config.signature import full_shape, parameters, signature
 from conch.core.errors import Code, ConchError, invalid
 from conch.deploy.endpoint import EMBEDDINGS, endpoint_for
-from conch.deploy.requirements import Contents, RepositoryRequirements, contents, needs
+from conch.deploy.requirements import Contents, RepositoryRequirements, contents, read_requirements
 from conch.deploy.trial import Runner, try_artifact
 
 _SIZES: Final = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
@@ -55,7 +55,7 @@ def shown(size: int) -> str:
 #: The folder for checkpoints from the Hub, which every user may write to.
 HUB_CACHE: Final = "/tmp/huggingface"
 _PACKAGES: Final = """
-# What the Python models import: the image of conch has no pip.
+# Packages that the Python models import; conch's image has no pip.
 FROM python:${{PYTHON}}-slim AS packages
 COPY --from=conch /opt/conch /opt/conch
 RUN python -m pip --python /opt/conch/bin/python install --no-cache-dir --disable-pip-version-check \\
@@ -63,31 +63,33 @@ RUN python -m pip --python /opt/conch/bin/python install --no-cache-dir --disabl
 """
 
 
-def containerfile(platform: str, needs: RepositoryRequirements, steps: Iterable[str]) -> str:
+def containerfile(platform: str, requirements: RepositoryRequirements, steps: Iterable[str]) -> str:
     """Return the container file, with the platform's ``steps`` (instructions and comments) at the end."""
     lines = [
-        f"# conch on {platform}.  Build the image that this begins with in a checkout of conch:",
+        f"# conch on {platform}.  Build the base image in a checkout of conch:",
         "#",
-        *(f"#     {line}" for line in base_commands(needs)),
+        *(f"#     {line}" for line in base_commands(requirements)),
     ]
-    if needs.hub:
+    if requirements.hub:
         lines += [
             "#",
-            f"# The server downloads {', '.join(needs.hub)} when it starts, into {HUB_CACHE},",
+            f"# The server downloads {', '.join(requirements.hub)} when it starts, into {HUB_CACHE},",
             "# unless the files are in the image already.",
         ]
-    lines += ["ARG CONCH=conch", *(["ARG PYTHON=3.12"] if needs.packages else []), "FROM ${CONCH} AS conch"]
-    if needs.packages:
-        lines += _PACKAGES.format(packages=" ".join(shlex.quote(package) for package in needs.packages)).splitlines()
+    lines += ["ARG CONCH=conch", *(["ARG PYTHON=3.12"] if requirements.packages else []), "FROM ${CONCH} AS conch"]
+    if requirements.packages:
+        lines += _PACKAGES.format(
+            packages=" ".join(shlex.quote(package) for package in requirements.packages)
+        ).splitlines()
     lines += ["", "FROM conch"]
-    if needs.packages:
+    if requirements.packages:
         lines.append("COPY --from=packages /opt/conch /opt/conch")
     return "\n".join([*lines, f"ENV HF_HOME={HUB_CACHE}", *steps]) + "\n"
 
 
-def base_commands(needs: RepositoryRequirements) -> list[str]:
+def base_commands(requirements: RepositoryRequirements) -> list[str]:
     """Return the commands that build the base image of a container file."""
-    extras = f" --build-arg EXTRAS={','.join(needs.extras)}" if needs.extras else ""
+    extras = f" --build-arg EXTRAS={','.join(requirements.extras)}" if requirements.extras else ""
     return ["make wheel", f"docker build -f deploy/container/Containerfile{extras} -t conch ."]
 
 
@@ -142,13 +144,13 @@ def _element(datatype: str) -> Any:
 def check_output(out: Path, repository: Path) -> None:
     """Raise ALREADY_EXISTS if ``out`` is not empty, INVALID_ARG if it cannot be created."""
     if out.resolve().is_relative_to(repository.resolve()):
-        raise invalid(f"{out} is in the model repository, which would take it for a model: name another folder")
+        raise invalid(f"{out} is in the model repository, where it would be taken for a model: choose another folder")
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            what = "exists and is not empty" if out.is_dir() else "exists and is not a folder"
-            raise ConchError(f"{out} {what}: name another folder", Code.ALREADY_EXISTS)
+            problem = "exists and is not empty" if out.is_dir() else "exists and is not a folder"
+            raise ConchError(f"{out} {problem}: choose another folder", Code.ALREADY_EXISTS)
         if out.is_symlink() and not out.exists():
-            raise invalid(f"{out} is a link that leads to nothing: remove it")
+            raise invalid(f"{out} is a broken link: remove it")
     except OSError as error:
         raise invalid(f"{out} cannot be written: {error.strerror}") from None
     if not out.absolute().parent.is_dir():
@@ -271,7 +273,7 @@ class Deployment:
     name: str
     model: str
     endpoint: str
-    needs: RepositoryRequirements
+    requirements: RepositoryRequirements
     contents: Contents
     example: str
 
@@ -301,13 +303,14 @@ def deployment(
     """Plan the deployment of a repository, whose files the platform puts below ``mount``.
 
     Empty texts get defaults. With ``several``, requests name their model, and the first model is the example. Raises
-    INVALID_ARG for a name that some platform refuses, and as ``check_output``, ``needs`` and ``contents`` do.
+    INVALID_ARG for a name that some platform refuses, and as ``check_output``, ``read_requirements`` and
+    ``contents`` do.
     """
     if name and not _NAME.fullmatch(name):
         raise invalid(
-            f"--name takes letters, digits and single dashes between them, 63 characters at most, and not '{name}'"
+            f"--name must be letters, digits and single dashes between them, at most 63 characters; got '{name}'"
         )
-    requirements = needs(repository, mount)
+    requirements = read_requirements(repository, mount)
     check_output(out, repository)
     chosen = requirements.models[0] if several and not model else requirements.chosen(model)
     name = name or f"conch-{re.sub(r'[^A-Za-z0-9]+', '-', chosen).strip('-')}"[:63].strip("-")
@@ -321,8 +324,8 @@ def check_size(contents: Contents, limit: int, platform: str) -> None:
     """Raise INVALID_ARG if a repository exceeds the limit of ``platform`` (bytes)."""
     if contents.size > limit:
         raise invalid(
-            f"the repository has {shown(contents.size)}, and {platform} takes at most {shown(limit)}: leave models "
-            "out, or name their checkpoints on the Hugging Face Hub instead of packing them"
+            f"the repository has {shown(contents.size)}, but {platform} accepts at most {shown(limit)}: leave out "
+            "models, or name their checkpoints on the Hugging Face Hub instead of packing them"
         )
 
 

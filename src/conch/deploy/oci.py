@@ -88,14 +88,14 @@ def _texts(deployment: Deployment, variables: Mapping[str, str], arguments: Sequ
             f"        {key.ljust(max(map(len, variables)))} = {_hcl(value)}\n" for key, value in variables.items()
         ),
         "local_environment": "\n".join(f"    -e {key}={value} \\" for key, value in variables.items()),
-        "base": "\n".join(base_commands(deployment.needs)),
+        "base": "\n".join(base_commands(deployment.requirements)),
         "upload": _upload(size),
         "console": shown(CONSOLE_LIMIT),
         "limit": shown(LIMIT),
-        "hub": _hub(deployment.needs.hub),
+        "hub": _hub(deployment.requirements.hub),
     }
     steps = (
-        "# OCI asks for the container's health with curl, from inside it.",
+        "# OCI checks the container's health with curl, inside the container.",
         "USER root",
         "RUN apt-get update && apt-get install --yes --no-install-recommends curl && rm -rf /var/lib/apt/lists/*",
         "USER 65532:65532",
@@ -107,7 +107,7 @@ def _texts(deployment: Deployment, variables: Mapping[str, str], arguments: Sequ
     return {
         "request.json": f"{deployment.example}\n",
         "README.md": render("oci/README.md", **values),
-        "container/Containerfile": containerfile("OCI Data Science", deployment.needs, steps),
+        "container/Containerfile": containerfile("OCI Data Science", deployment.requirements, steps),
         "terraform/main.tf": render("oci/main.tf", **values),
         "terraform/variables.tf": render("oci/variables.tf"),
     }

@@ -23,7 +23,7 @@ from conch.checkpoints.options import Options, extra_of
 from conch.checkpoints.task import canonical
 from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
-from conch.core.errors import ConchError, invalid, not_found
+from conch.core.errors import invalid, not_found
 from conch.core.sampling import TEXT_GENERATION
 from conch.machine.extras import PACKAGES
 from conch.machine.facts import visible_gpus
@@ -110,15 +110,11 @@ def _check_link(link: Path, root: Path, above: tuple[Path, ...]) -> None:
     try:
         target = link.resolve(strict=True)
     except (OSError, RuntimeError):
-        raise _bad_link(link, "to nothing: remove it") from None
+        raise invalid(f"{link} is a broken link: remove it") from None
     if not target.is_relative_to(root):
-        raise _bad_link(link, f"out of the repository, to {target}: put a copy in its place (cp -rL)")
+        raise invalid(f"{link} is a link to {target}, outside of the repository: put a copy in its place (cp -rL)")
     if target in above:
-        raise _bad_link(link, f"to a folder that contains it, {target}: remove it")
-
-
-def _bad_link(link: Path, where: str) -> ConchError:
-    return invalid(f"{link} is a link that leads {where}")
+        raise invalid(f"{link} is a link to {target}, which contains it: remove it")
 
 
 #: Parameters that name a checkpoint, an engine's folder, a tokenizer or an environment.
@@ -182,7 +178,9 @@ class RepositoryRequirements:
 
 
 @dataclass
-class _Found:
+class _Requirements:
+    """The requirements of the models that have been read so far."""
+
     extras: set[str] = field(default_factory=set)
     packages: set[str] = field(default_factory=set)
     hub: set[str] = field(default_factory=set)
@@ -197,7 +195,7 @@ class _Found:
             self.lacking.add(f"engine '{engine}' is not installed here ({command})")
 
 
-def needs(root: Path, mount: str) -> RepositoryRequirements:
+def read_requirements(root: Path, mount: str) -> RepositoryRequirements:
     """Return the requirements of the repository at ``root``, whose files the platform puts below ``mount``.
 
     Raises INVALID_ARG if ``conch check`` finds errors, if there are no models, and if a model uses files elsewhere that
@@ -207,7 +205,7 @@ def needs(root: Path, mount: str) -> RepositoryRequirements:
     if errors:
         more = f" (and {len(errors) - 1} more: conch check {root})" if len(errors) > 1 else ""
         raise invalid(f"the repository has errors: {errors[0]}{more}")
-    required, ensembles = _Found(), []
+    required, ensembles = _Requirements(), []
     configs: dict[str, ModelConfig] = {}
     repository = ModelRepository([root])
     for name in repository.names():
@@ -263,7 +261,7 @@ def _is_outside(named: str, version_directory: Path, root: Path) -> bool:
     return False
 
 
-def _add(model: CheckedModel, required: _Found) -> None:
+def _add(model: CheckedModel, required: _Requirements) -> None:
     backend = model.config.backend
     if implementation(model.config) == "python":
         modules = packages_of(model) - _INSTALLED

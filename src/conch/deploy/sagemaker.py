@@ -41,10 +41,10 @@ def plan(deployment: Deployment, *, multi_model: bool = False) -> Bundle:
         check_size(models, LIMIT, "the volume of a SageMaker instance")
     if multi_model and deployment.endpoint != "infer":
         raise invalid(f"an endpoint with several models supports only 'infer', and not '{deployment.endpoint}'")
-    if multi_model and deployment.needs.ensembles:
+    if multi_model and deployment.requirements.ensembles:
         raise invalid(
             "an endpoint with several models loads each separately, so it cannot serve the ensemble "
-            f"'{deployment.needs.ensembles[0]}': remove --multi-model"
+            f"'{deployment.requirements.ensembles[0]}': remove --multi-model"
         )
     artifact, pack = ("models", _write_each) if multi_model else ("model.tar.gz", write_tar_gz)
     run_locally = partial(_run_locally, deployment, multi_model)
@@ -80,13 +80,13 @@ def create_endpoint_config(deployment: Deployment) -> dict[str, Any]:
     variant: dict[str, Any] = {
         "VariantName": "AllTraffic",
         "ModelName": deployment.name,
-        "InstanceType": "ml.g5.xlarge" if "vllm" in deployment.needs.extras else "ml.m5.xlarge",
+        "InstanceType": "ml.g5.xlarge" if "vllm" in deployment.requirements.extras else "ml.m5.xlarge",
         "InitialInstanceCount": 1,
         "ModelDataDownloadTimeoutInSeconds": _START_SECONDS,
         "ContainerStartupHealthCheckTimeoutInSeconds": _START_SECONDS,
     }
     needed = -(-2 * deployment.contents.size // 10**9)  # packed and unpacked
-    if needed > _SMALL_GB and "vllm" not in deployment.needs.extras:
+    if needed > _SMALL_GB and "vllm" not in deployment.requirements.extras:
         variant["VolumeSizeInGB"] = min(needed, LIMIT // 10**9)
     return {"EndpointConfigName": deployment.name, "ProductionVariants": [variant]}
 
@@ -105,7 +105,7 @@ def _texts(deployment: Deployment, multi_model: bool, size: int) -> Mapping[str,
         else f"Requests are `{deployment.endpoint}` to the model `{deployment.model}`.",
         "artifact": "models/" if multi_model else "model.tar.gz",
         "artifact_size": shown(size),
-        "base": "\n".join(base_commands(deployment.needs)),
+        "base": "\n".join(base_commands(deployment.requirements)),
         "account": _ACCOUNT,
         "region": _REGION,
         "limit": shown(LIMIT),
@@ -115,10 +115,12 @@ def _texts(deployment: Deployment, multi_model: bool, size: int) -> Mapping[str,
         if multi_model
         else f"model.tar.gz s3://BUCKET/{deployment.name}/model.tar.gz",
         "invoke": _invoke(deployment, multi_model),
-        "hub": render("sagemaker/hub.md", ids=", ".join(deployment.needs.hub)) if deployment.needs.hub else "",
+        "hub": render("sagemaker/hub.md", ids=", ".join(deployment.requirements.hub))
+        if deployment.requirements.hub
+        else "",
     }
     steps = (
-        "# SageMaker expects root, tells the port by the environment, and has an argument of its own: serve.",
+        "# SageMaker runs the container as root, with the argument `serve`, and sets the port in the environment.",
         "USER root",
         "LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true",
         "LABEL com.amazonaws.sagemaker.capabilities.multi-models=true",
@@ -131,7 +133,7 @@ def _texts(deployment: Deployment, multi_model: bool, size: int) -> Mapping[str,
     return {
         "request.json": f"{deployment.example}\n",
         "README.md": render("sagemaker/README.md", **values),
-        "container/Containerfile": containerfile("Amazon SageMaker", deployment.needs, steps),
+        "container/Containerfile": containerfile("Amazon SageMaker", deployment.requirements, steps),
         "container/serve": render("sagemaker/serve"),
         "create-model.json": _document(create_model(deployment, multi_model)),
         "create-endpoint-config.json": _document(create_endpoint_config(deployment)),

@@ -25,7 +25,7 @@ _HOST: Final = "127.0.0.1"
 #: The timeout of loading models (s): the shortest of the platforms.
 _START_SECONDS: Final = 600.0
 #: The timeout of a complete response (s) on every platform.
-ANSWER_SECONDS: Final = 60.0
+RESPONSE_SECONDS: Final = 60.0
 #: The maximum length of a response in the output (characters).
 _SHOWN: Final = 300
 #: Prefixes of platform variables, which this machine may have set for other reasons.
@@ -100,12 +100,12 @@ def _serve_once(run: LocalRun, port: int, body: bytes, folder: Path) -> str:
         try:
             status, response = _send_request(port, run.path, body)
         except DeadlineError:
-            raise internal(f"request.json was not answered within {ANSWER_SECONDS:g} s") from None
+            raise internal(f"there was no response to request.json within {RESPONSE_SECONDS:g} s") from None
         except ConchError as error:
             _require_running(server)
-            raise internal(f"request.json was not answered: {error}") from None
+            raise internal(f"there was no response to request.json: {error}") from None
         if status != 200 or response.startswith('data: {"error"'):
-            raise internal(f"request.json was answered with status {status}: {response}")
+            raise internal(f"the response to request.json has status {status}: {response}")
         return response
     finally:
         server.close()
@@ -131,7 +131,7 @@ def _require_running(server: GuardedServer) -> None:
 
 def _send_request(port: int, path: str, body: bytes | None = None) -> tuple[int, str]:
     """Return the status and the beginning of the response. Raises UNAVAILABLE."""
-    status, content = fetch(f"http://{_HOST}:{port}{path}", ANSWER_SECONDS, body)
+    status, content = fetch(f"http://{_HOST}:{port}{path}", RESPONSE_SECONDS, body)
     text = content.decode("utf-8", "replace").strip()
     return status, text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

@@ -36,9 +36,11 @@ def plan(deployment: Deployment, *, from_bucket: bool = False) -> Bundle:
     if from_bucket:
         for entry in deployment.contents.entries:
             if entry.size > LIMIT:
-                raise invalid(f"{entry.name} has {shown(entry.size)}, and Cloud Storage takes at most {shown(LIMIT)}")
-        needs = replace(deployment.needs, extras=tuple(sorted({*deployment.needs.extras, "stores"})))
-        deployment = replace(deployment, needs=needs)
+                raise invalid(f"{entry.name} has {shown(entry.size)}, but Cloud Storage accepts at most {shown(LIMIT)}")
+        requirements = replace(
+            deployment.requirements, extras=tuple(sorted({*deployment.requirements.extras, "stores"}))
+        )
+        deployment = replace(deployment, requirements=requirements)
     else:
         check_size(deployment.contents, LIMIT, "Artifact Registry")
     run_locally = partial(_run_locally, deployment, from_bucket)
@@ -63,16 +65,18 @@ def _texts(deployment: Deployment, from_bucket: bool, size: int) -> Mapping[str,
         "port": PORT,
         "folder": FOLDER,
         "artifact_size": shown(size),
-        "base": "\n".join(base_commands(deployment.needs)),
+        "base": "\n".join(base_commands(deployment.requirements)),
         "where": render(f"vertex/{where}.md", name=deployment.name, folder=FOLDER).rstrip(),
         "artifact": f"    --artifact-uri=gs://BUCKET/{deployment.name}/{FOLDER} \\\n" if from_bucket else "",
         "call": "stream-raw-predict" if deployment.endpoint == "generate_stream" else "raw-predict",
-        "hub": render("vertex/hub.md", ids=", ".join(deployment.needs.hub)) if deployment.needs.hub else "",
+        "hub": render("vertex/hub.md", ids=", ".join(deployment.requirements.hub))
+        if deployment.requirements.hub
+        else "",
     }
     packed = () if from_bucket else (f"COPY {FOLDER} {MOUNT}",)
     steps = (
         *packed,
-        "# Vertex AI tells the port, the routes and the bucket by the environment.",
+        "# Vertex AI sets the port, the routes and the bucket in environment variables.",
         "COPY container/start /opt/conch/bin/start-vertex",
         f"EXPOSE {PORT}",
         "HEALTHCHECK NONE",
@@ -81,7 +85,7 @@ def _texts(deployment: Deployment, from_bucket: bool, size: int) -> Mapping[str,
     return {
         "request.json": f"{deployment.example}\n",
         "README.md": render("vertex/README.md", **values),
-        "container/Containerfile": containerfile("Google Vertex AI", deployment.needs, steps),
+        "container/Containerfile": containerfile("Google Vertex AI", deployment.requirements, steps),
         "container/start": render("vertex/start", front_ends=_front_ends(deployment)),
     }
 

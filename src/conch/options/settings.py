@@ -44,7 +44,7 @@ LogFormat = Literal["default", "ISO8601"]
 Compression = Literal["none", "low", "medium", "high"]
 
 #: Reasons for options that are checked but have no effect.
-_TRITONS: Final = "it is for tritonserver alone"
+_TRITONS: Final = "it applies only to tritonserver"
 
 
 #: Declares an option whose value, even a Boolean, follows the flag, as tritonserver's do.
@@ -320,12 +320,12 @@ class Settings:
         if "*" in self.load_model and len(self.load_model) > 1:
             raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
         if self.model_namespacing and self.model_control_mode == "on-demand":
-            raise invalid("--model-namespacing does not go with --model-control-mode=on-demand")
+            raise invalid("--model-namespacing cannot be combined with --model-control-mode=on-demand")
         if self.model_control_mode != "on-demand":
             for flag in ("max-loaded-models", "memory-budget"):
                 declared = OPTIONS[flag]
                 if getattr(self, declared.name) != declared.default:
-                    raise invalid(f"--{flag} needs --model-control-mode=on-demand")
+                    raise invalid(f"--{flag} requires --model-control-mode=on-demand")
             return
         if "*" in self.load_model:
             raise invalid("--load-model=* would keep all models loaded: with --model-control-mode=on-demand, name some")

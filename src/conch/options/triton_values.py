@@ -204,10 +204,10 @@ def size(flag: str, text: str) -> str:
         size = read_size(text, 100)
     except ValueError:
         raise bad_option(
-            flag, f"It is a number of bytes, one with a unit as 8GiB, or a share of the memory as 80%. Got {text}"
+            flag, f"The value must be bytes, a size such as 8GiB, or a share of the memory such as 80%. Got {text}"
         ) from None
     if not size:
-        raise bad_option(flag, f"Nothing fits into it. Got {text}")
+        raise bad_option(flag, f"The value must be above 0. Got {text}")
     return text
 
 

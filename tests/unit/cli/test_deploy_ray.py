@@ -150,16 +150,19 @@ def test_a_repository_is_called_as_every_node_can_call_it(
     ("flags", "words"),
     [
         (["--max-replicas=2", "--min-replicas=3"], "--max-replicas 2 is less than --min-replicas 3"),
-        (["--replica-option=log_verbose"], "--replica-option log_verbose: write NAME=VALUE, as log_verbose=1"),
+        (["--replica-option=log_verbose"], "--replica-option log_verbose: write NAME=VALUE, such as log_verbose=1"),
         (["--ingress-option==1"], "--ingress-option =1: write NAME=VALUE"),
         (["--replica-option=log_verbos=1"], "no option 'log_verbos': did you mean 'log_verbose'?"),
         (["--ingress-option=log_verbose=much"], "log-verbose"),
         (["--replica-option=log_verbose=1", "--replica-option=log_verbose=2"], "log_verbose takes"),
-        (["--replica-option=model_repository=x"], "conch deploy ray decides that itself: give --model-repository"),
-        (["--replica-option=model-control-mode=poll"], "decides that itself (see --max-models-per-replica)"),
-        (["--replica-option=grpc_use_ssl=true"], "no ingress could ask such a replica; give --ingress-option grpc_use"),
-        (["--ingress-option=allow_http=false"], "decides that itself, and needs it"),
-        (["--grpc-port=8000"], "--grpc-port 8000 is the port of --http-port as well: give another"),
+        (["--replica-option=model_repository=x"], "conch deploy ray sets this option itself: give --model-repository"),
+        (["--replica-option=model-control-mode=poll"], "sets this option itself (see --max-models-per-replica)"),
+        (
+            ["--replica-option=grpc_use_ssl=true"],
+            "an ingress could not call such a replica; use --ingress-option grpc_use",
+        ),
+        (["--ingress-option=allow_http=false"], "sets this option itself, and needs it"),
+        (["--grpc-port=8000"], "--grpc-port 8000 is the port of --http-port too: choose another"),
         (["--name=ä"], "--name 'ä': the name must be ASCII, without '#' or '/', and not empty"),
         (["--name="], "--name '': the name must be"),
         (["--name=a/b"], "--name 'a/b': the name must be"),
@@ -255,7 +258,7 @@ def test_models_that_do_not_fit_are_reported_before_they_are_deployed(
     cluster.resources = {"CPU": 1.0}
     assert run(repository) == 0 and len(cluster.deployed) == 1, "a cluster may get more nodes"
     first, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("2 replicas with 1 CPU each need 2, and the cluster has 1: ")
+    assert first.startswith("2 replicas with 1 CPU each need 2, but the cluster has 1: ")
     cluster.alone = True
     assert main(["deploy", "ray", f"--model-repository={repository}"]) != 0
     assert "--cpus-per-replica 0.5" in capsys.readouterr().err

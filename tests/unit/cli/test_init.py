@@ -37,7 +37,7 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """Neither the model nor one that comes with it."""
     (tmp_path / "m_count").mkdir()
     assert main(["init", "m", "--template", "ensemble", "--model-repository", str(tmp_path)]) == 1
-    assert f"{tmp_path / 'm_count'} is there already" in capsys.readouterr().err
+    assert f"{tmp_path / 'm_count'} already exists" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["m_count"]
 
 

@@ -149,8 +149,8 @@ def test_ignored_options_are_accepted(started: list[Settings]) -> None:
         ("--http-port=65536", 'Bad option: "--http-port". Provided option value is out of bound. Got 65536'),
         ("--grpc-infer-thread-count=1", "Provided option value is out of bound. Got 1"),
         ("--metrics-interval-ms=x", 'Bad option: "--metrics-interval-ms". Invalid option value. Got x'),
-        ("--memory-budget=8GX", "It is a number of bytes, one with a unit as 8GiB, or a share of the memory as 80%"),
-        ("--memory-budget=0", 'Bad option: "--memory-budget". Nothing fits into it. Got 0'),
+        ("--memory-budget=8GX", "The value must be bytes, a size such as 8GiB, or a share of the memory such as 80%"),
+        ("--memory-budget=0", 'Bad option: "--memory-budget". The value must be above 0. Got 0'),
         ("--model-config-name=", "Error: empty argument for --model-config-name"),
         ("--http-header-forward-pattern=(", 'Bad option: "--http-header-forward-pattern". Not a regular expression'),
         (

@@ -42,7 +42,7 @@ def test_flags_that_are_not_taken_say_why(flag: str, capsys: pytest.CaptureFixtu
         (["--string-dat", "x"], "did you mean '--string-data'?"),
         (["--service-kind", "tfserving"], "TensorFlow Serving's protocol is not supported"),
         (["--shared-memory", "cuda"], "use --shared-memory system"),
-        (["--concurrency-range", "1", "--request-rate-range", "1"], "exclude one another"),
+        (["--concurrency-range", "1", "--request-rate-range", "1"], "are mutually exclusive"),
         (["--concurrency-range", "2:1"], "the end is below the start"),
         (["--concurrency-range", "1:0"], "--latency-threshold"),
         (["--request-parameter", "n:x:int"], "'x' is not of type int"),
@@ -55,7 +55,7 @@ def test_flags_that_are_not_taken_say_why(flag: str, capsys: pytest.CaptureFixtu
         (["--concurrency-range", ""], "--concurrency-range : expected start"),
         (["--request-rate-range", ""], "--request-rate-range : expected start"),
         (["--max-threads", "1000000"], "at most 50,000 requests"),
-        (["--warm-up", "nan"], "nan is no number of the range"),
+        (["--warm-up", "nan"], "nan is not a number in the range"),
         (["--timeout", "inf"], "not in the range"),
         (["-p", "99999999999999"], "not in the range"),
         (["-H", "a:b\r\nc:d"], "expected name:value"),
@@ -64,7 +64,7 @@ def test_flags_that_are_not_taken_say_why(flag: str, capsys: pytest.CaptureFixtu
         (["-u", "host:²"], "expected host:port"),
         (["-m", ""], "-m: the name of a model is missing"),
         (["-x", "abc"], "-x abc: expected the number of a version"),
-        (["--against", "host", "--breakdown"], "--breakdown is of one server"),
+        (["--against", "host", "--breakdown"], "--breakdown describes one server"),
     ],
 )
 def test_what_is_wrong_is_said(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +91,7 @@ def test_intervals_of_a_file_are_microseconds(tmp_path: Path) -> None:
     plan = _plan("--request-intervals", str(file))
     assert plan.intervals == [1_000_000, 3_000_500] and plan.rates is not None
     assert plan.rates.first == pytest.approx(2e9 / 4_000_500, rel=1e-4)
-    for text, said in (("1\nx\n", "line 2: 'x' is no number"), ("", "no intervals"), ("-1", "below 0")):
+    for text, said in (("1\nx\n", "line 2: 'x' is not a number"), ("", "no intervals"), ("-1", "below 0")):
         file.write_text(text)
         with pytest.raises(ConchError, match=said):
             _plan("--request-intervals", str(file))

@@ -111,7 +111,7 @@ def test_configuration_without_inputs_asks_for_a_server(repository: Path, capsys
 
     assert main(["request", "m", "text", "-r", str(repository)]) == 1
 
-    assert "give --url of a server that runs it" in capsys.readouterr().err
+    assert "give --url of a server that runs the model" in capsys.readouterr().err
 
 
 def test_a_running_server_tells_what_the_model_takes(

@@ -18,8 +18,8 @@ from conch.cli import main
         (["Serve"], "unrecognized command 'Serve'; did you mean 'serve'?"),
         (["start"], "unrecognized command 'start'; did you mean 'serve'?"),
         (["optimze"], "unrecognized command 'optimze'; did you mean 'convert'?"),
-        (["xyzzy"], "unrecognized command 'xyzzy'; there are serve, check, "),
-        (["org/name"], "'org/name' is no command; did you mean 'conch serve org/name'?"),
+        (["xyzzy"], "unrecognized command 'xyzzy'; the commands are serve, check, "),
+        (["org/name"], "'org/name' is not a command; did you mean 'conch serve org/name'?"),
         (
             ["serve", "--model-repositroy=x"],
             "unrecognized option '--model-repositroy'; did you mean '--model-repository'?",
@@ -38,9 +38,12 @@ from conch.cli import main
         (["--versoin"], "unrecognized option '--versoin'; did you mean '--version'?"),
         (
             ["--model-repository=x"],
-            "unrecognized option '--model-repository'; it is one of 'serve': conch serve --model-",
+            "unrecognized option '--model-repository'; it is an option of 'serve': conch serve --model-",
         ),
-        (["--quantize=int8"], "unrecognized option '--quantize'; it is one of 'convert': conch convert --quantize …"),
+        (
+            ["--quantize=int8"],
+            "unrecognized option '--quantize'; it is an option of 'convert': conch convert --quantize …",
+        ),
     ],
 )
 def test_what_is_mistyped_is_answered_with_what_was_meant(
@@ -58,7 +61,7 @@ def test_a_folder_in_place_of_a_command_is_to_be_served(
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     assert main(["models"]) == 1
-    assert capsys.readouterr().err == "'models' is no command; did you mean 'conch serve models'?\n"
+    assert capsys.readouterr().err == "'models' is not a command; did you mean 'conch serve models'?\n"
 
 
 def test_a_value_that_an_option_does_not_take_is_answered_with_those_that_it_does(

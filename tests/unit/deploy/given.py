@@ -9,7 +9,7 @@ from conch.deploy.bundle import Deployment
 from conch.deploy.requirements import Contents, Entry, RepositoryRequirements
 
 
-def given(model: str = "m", endpoint: str = "infer", size: int = 10, **needs: Any) -> Deployment:
-    """One of a model of ``size`` bytes; ``needs`` are fields of ``RepositoryRequirements``."""
-    found = RepositoryRequirements({model: ModelConfig()}, **needs)
+def given(model: str = "m", endpoint: str = "infer", size: int = 10, **requirements: Any) -> Deployment:
+    """One of a model of ``size`` bytes; ``requirements`` are fields of ``RepositoryRequirements``."""
+    found = RepositoryRequirements({model: ModelConfig()}, **requirements)
     return Deployment("a-name", model, endpoint, found, Contents((Entry("m/1/x", None, size),)), "{}")

@@ -86,9 +86,9 @@ def test_the_steps_can_be_pasted_into_a_shell(options: list[str], models: Path) 
         (["--model=other"], "there is no model 'other' in the repository, which has my_model"),
         (
             ["--name=my model"],
-            "--name takes letters, digits and single dashes between them, 63 characters at most, and not",
+            "--name must be letters, digits and single dashes between them, at most 63 characters; got",
         ),
-        (["--name=" + "a" * 64], "63 characters at most"),
+        (["--name=" + "a" * 64], "at most 63 characters"),
         (["--output=models/out"], "models/out is in the model repository"),
         (["--output=gone/out"], "gone/out cannot be written: no such folder"),
         (["--model-repository=gone"], "gone does not exist"),
@@ -110,7 +110,7 @@ def test_an_artifact_above_the_limit_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(oci, "LIMIT", 10)
     assert run("oci") == 1
-    assert "and OCI's model catalog takes at most 10 bytes" in capsys.readouterr().err
+    assert "but OCI's model catalog accepts at most 10 bytes" in capsys.readouterr().err
     assert [path.name for path in Path().iterdir()] == ["models"]
 
 
@@ -118,7 +118,7 @@ def test_a_folder_with_files_is_left_as_it_is(models: Path, capsys: pytest.Captu
     Path("out").mkdir()
     Path("out/mine").touch()
     assert run("vertex") == 1
-    assert capsys.readouterr().err == "out exists and is not empty: name another folder\n"
+    assert capsys.readouterr().err == "out exists and is not empty: choose another folder\n"
     assert [path.name for path in Path("out").iterdir()] == ["mine"]
 
 

@@ -59,16 +59,16 @@ def test_a_link_within_the_repository_is_a_copy(root: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "where"),
     [
-        ("/etc/hostname", "leads out of the repository, to /etc/hostname: put a copy in its place"),
-        ("../../..", "leads out of the repository"),
-        ("..", "leads to a folder that contains it"),
-        ("nowhere", "leads to nothing"),
-        ("link", "leads to nothing"),
+        ("/etc/hostname", "is a link to /etc/hostname, outside of the repository: put a copy in its place"),
+        ("../../..", "outside of the repository"),
+        ("..", "which contains it: remove it"),
+        ("nowhere", "is a broken link"),
+        ("link", "is a broken link"),
     ],
 )
 def test_a_link_that_cannot_be_packed_is_refused(root: Path, target: str, where: str) -> None:
     (root / "m" / "link").symlink_to(target)
-    with pytest.raises(ConchError, match=f"{root}/m/link is a link that {where}"):
+    with pytest.raises(ConchError, match=f"{root}/m/link .*{where}"):
         contents(root)
 
 

@@ -18,7 +18,7 @@ def texts(deployment: Deployment, size: int = 10) -> Mapping[str, str]:
 
 def test_a_repository_above_the_limit_is_refused() -> None:
     oci.plan(given(size=400 * 10**9))
-    with pytest.raises(ConchError, match="the repository has 401 GB, and OCI's model catalog takes at most 400 GB"):
+    with pytest.raises(ConchError, match="the repository has 401 GB, but OCI's model catalog accepts at most 400 GB"):
         oci.plan(given(size=401 * 10**9))
 
 

@@ -64,7 +64,7 @@ def test_everybody_may_read_what_an_image_gets(tmp_path: Path) -> None:
 
 def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to("gone")
-    with pytest.raises(ConchError, match="out is a link that leads to nothing: remove it"):
+    with pytest.raises(ConchError, match="out is a broken link: remove it"):
         check_output(tmp_path / "out", tmp_path / "models")
 
 
@@ -99,7 +99,7 @@ def test_output_that_is_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "full" / "x").mkdir(parents=True)
     for name, what in (("file", "exists and is not a folder"), ("full", "exists and is not empty")):
-        with pytest.raises(ConchError, match=f"{name} {what}: name another folder") as caught:
+        with pytest.raises(ConchError, match=f"{name} {what}: choose another folder") as caught:
             check_output(tmp_path / name, tmp_path / "models")
         assert caught.value.code is Code.ALREADY_EXISTS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conch.core.errors import Code, ConchError
-from conch.deploy.requirements import needs
+from conch.deploy.requirements import read_requirements
 from tests.models import write
 
 MOUNT = "/opt/ds/model/deployed_model"
@@ -36,8 +36,8 @@ def checkpoint(repository: Path, name: str, config: str = 'backend: "huggingface
 def test_what_python_models_import_is_installed(tmp_path: Path) -> None:
     source = f"import json\nimport numpy\nimport yaml\nimport pytest\nimport helper\n{MODEL}"
     write(tmp_path, "m", PYTHON, {"1/model.py": source, "1/helper.py": "import faiss\n"})
-    assert needs(tmp_path, MOUNT).packages == ("faiss-cpu", "pytest", "pyyaml")
-    assert needs(tmp_path, MOUNT).extras == ()
+    assert read_requirements(tmp_path, MOUNT).packages == ("faiss-cpu", "pytest", "pyyaml")
+    assert read_requirements(tmp_path, MOUNT).extras == ()
 
 
 def test_a_package_is_named_as_it_is_installed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_a_package_is_named_as_it_is_installed_here(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=":")
     write(tmp_path / "models", "m", PYTHON, {"1/model.py": f"import shells\nimport sea\n{MODEL}"})
-    assert needs(tmp_path / "models", MOUNT).packages == ("python-shells", "sea-core", "sea-urchins")
+    assert read_requirements(tmp_path / "models", MOUNT).packages == ("python-shells", "sea-core", "sea-urchins")
 
 
 def test_checkpoints_from_the_hub_are_reported(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_checkpoints_from_the_hub_are_reported(tmp_path: Path) -> None:
     checkpoint(tmp_path, "b", model="org/other", engine="openvino", task="text-classification")
     checkpoint(tmp_path, "c", 'backend: "vllm"', model="org/writer")
     checkpoint(tmp_path, "d", model="org/ears", task="automatic-speech-recognition")
-    found = needs(tmp_path, MOUNT)
+    found = read_requirements(tmp_path, MOUNT)
     assert found.hub == ("org/ears", "org/encoder", "org/other", "org/writer")
     assert found.extras == ("audio", "huggingface", "openvino", "vllm")
     assert found.writers == ("c",)
@@ -72,7 +72,7 @@ def test_adapters_need_their_extra_wherever_they_are_named(tmp_path: Path) -> No
     checkpoint(tmp_path / "document", "m", model="org/writer", task="text-generation", lora_modules={"a": "b"})
     checkpoint(tmp_path / "none", "m", model="org/writer", task="text-generation")
     for repository, lora in ("config", {"lora"}), ("document", {"lora"}), ("none", set()):
-        assert set(needs(tmp_path / repository, MOUNT).extras) & {"lora"} == lora
+        assert set(read_requirements(tmp_path / repository, MOUNT).extras) & {"lora"} == lora
 
 
 @pytest.mark.parametrize(
@@ -88,28 +88,28 @@ def test_a_checkpoint_in_the_repository_says_what_it_needs(
     config = json.dumps({"architectures": [architecture], "model_type": kind})
     files = {"config.json": config, "tokenizer.json": "{}", "model.safetensors": "\2\0\0\0\0\0\0\0{}"}
     write(tmp_path, "m", 'backend: "huggingface"', {f"1/{name}": text for name, text in files.items()})
-    found = needs(tmp_path, MOUNT)
+    found = read_requirements(tmp_path, MOUNT)
     assert (found.extras, found.hub) == (extras, ())
     assert found.writers == (("m",) if kind == "llama" else ())
 
 
 def test_graphs_need_their_engine(tmp_path: Path) -> None:
     write(tmp_path, "m", 'backend: "onnxruntime"' + TENSORS, {"1/model.onnx": "not looked into"})
-    assert needs(tmp_path, MOUNT).extras == ("onnxruntime",)
+    assert read_requirements(tmp_path, MOUNT).extras == ("onnxruntime",)
 
 
 def test_the_only_model_answers_or_the_only_ensemble(tmp_path: Path) -> None:
     write(tmp_path, "a", PYTHON, {"1/model.py": MODEL})
-    assert needs(tmp_path, MOUNT).chosen("") == "a"
+    assert read_requirements(tmp_path, MOUNT).chosen("") == "a"
     write(tmp_path, "b", PYTHON, {"1/model.py": MODEL})
     with pytest.raises(ConchError, match=r"several models \(a, b\): choose one with --model") as several:
-        needs(tmp_path, MOUNT).chosen("")
+        read_requirements(tmp_path, MOUNT).chosen("")
     assert several.value.code is Code.INVALID_ARG
     (write(tmp_path, "z", ENSEMBLE + TENSORS) / "1").mkdir()
-    assert needs(tmp_path, MOUNT).chosen("") == "z"
-    assert needs(tmp_path, MOUNT).chosen("b") == "b"
+    assert read_requirements(tmp_path, MOUNT).chosen("") == "z"
+    assert read_requirements(tmp_path, MOUNT).chosen("b") == "b"
     with pytest.raises(ConchError, match="there is no model 'c' in the repository, which has a, b, z") as missing:
-        needs(tmp_path, MOUNT).chosen("c")
+        read_requirements(tmp_path, MOUNT).chosen("c")
     assert missing.value.code is Code.NOT_FOUND
 
 
@@ -117,7 +117,7 @@ def test_a_repository_with_errors_is_refused_with_the_first_of_them(tmp_path: Pa
     write(tmp_path, "a", PYTHON, {"1/model.py": "class TritonPythonModel\n"})
     write(tmp_path, "b", 'backend: "python"\ninput {', {"1/model.py": MODEL})
     with pytest.raises(ConchError, match=r"the repository has errors: .*/a/1/model.py:1: .* \(and 1 more: conch check"):
-        needs(tmp_path, MOUNT)
+        read_requirements(tmp_path, MOUNT)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_what_is_no_repository_is_refused(tmp_path: Path, place: str, complaint:
     if place == "m":
         write(tmp_path, "m", PYTHON, {"1/model.py": MODEL})
     with pytest.raises(ConchError, match=complaint):
-        needs(tmp_path / place, MOUNT)
+        read_requirements(tmp_path / place, MOUNT)
 
 
 @pytest.mark.parametrize("named", ["{outside}", "../../../outside"])
@@ -139,10 +139,10 @@ def test_a_checkpoint_outside_of_the_repository_is_refused(tmp_path: Path, named
     config = 'backend: "tensorrtllm"\nparameters { key: "gpt_model_path" value: { string_value: "%s" } }'
     write(tmp_path / "models", "m", config % named.format(outside=outside), {"1/x": ""})
     with pytest.raises(ConchError, match=r"model 'm': 'gpt_model_path' names .*, which is not in the repository"):
-        needs(tmp_path / "models", MOUNT)
+        read_requirements(tmp_path / "models", MOUNT)
 
 
 def test_a_place_of_the_platform_may_be_named(tmp_path: Path) -> None:
     config = 'backend: "tensorrtllm"\nparameters { key: "gpt_model_path" value: { string_value: "%s" } }'
     write(tmp_path, "m", config % f"{MOUNT}/model_repository/m/1", {"1/x": ""})
-    assert needs(tmp_path, MOUNT).extras == ("huggingface", "structured")
+    assert read_requirements(tmp_path, MOUNT).extras == ("huggingface", "structured")

@@ -21,7 +21,7 @@ def variant(deployment: Deployment) -> dict[str, Any]:
 
 
 def test_a_repository_above_the_limit_is_refused() -> None:
-    with pytest.raises(ConchError, match="has 513 GB, and the volume of a SageMaker instance takes at most 512 GB"):
+    with pytest.raises(ConchError, match="has 513 GB, but the volume of a SageMaker instance accepts at most 512 GB"):
         sagemaker.plan(given(size=513 * 10**9))
 
 

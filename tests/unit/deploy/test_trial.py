@@ -35,10 +35,10 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 def test_response_that_is_not_complete_in_time_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "request.json").write_text("{}")
-    monkeypatch.setattr(trial, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(trial, "RESPONSE_SECONDS", 0.5)
 
     def run_locally(written: Path, folder: Path, port: int) -> LocalRun:
         return LocalRun((sys.executable, "-c", SLOW_SERVER, str(port)), {}, "/health", "/predict")
 
-    with pytest.raises(ConchError, match=r"request\.json was not answered within 0\.5 s"):
+    with pytest.raises(ConchError, match=r"there was no response to request\.json within 0\.5 s"):
         try_artifact(run_locally, tmp_path)

@@ -10,9 +10,9 @@ from tests.unit.deploy.given import given
 
 
 def test_a_repository_above_the_limit_is_refused() -> None:
-    with pytest.raises(ConchError, match="has 6 TB, and Artifact Registry takes at most 5 TB"):
+    with pytest.raises(ConchError, match="has 6 TB, but Artifact Registry accepts at most 5 TB"):
         vertex.plan(given(size=6 * 10**12))
-    with pytest.raises(ConchError, match="m/1/x has 6 TB, and Cloud Storage takes at most 5 TB"):
+    with pytest.raises(ConchError, match="m/1/x has 6 TB, but Cloud Storage accepts at most 5 TB"):
         vertex.plan(given(size=6 * 10**12), from_bucket=True)
 
 

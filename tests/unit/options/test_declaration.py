@@ -69,8 +69,8 @@ def test_a_value_has_the_type_that_is_declared(command: click.Command, given: li
     [
         ("--batch-size 65", "Invalid value for '--batch-size': 65 is not in the range 1<=x<=64."),
         ("--timeout 0", "Invalid value for '--timeout': 0.0 is not in the range x>0."),
-        ("--timeout inf", "Invalid value for '--timeout': inf is no number of the range x>0."),
-        ("--timeout nan", "Invalid value for '--timeout': nan is no number of the range x>0."),
+        ("--timeout inf", "Invalid value for '--timeout': inf is not a number in the range x>0."),
+        ("--timeout nan", "Invalid value for '--timeout': nan is not a number in the range x>0."),
         ("--protocol ftp", "Invalid value for '--protocol': 'ftp' is not one of 'http', 'grpc'."),
         ("--data missing.txt", "Invalid value for '--data': File 'missing.txt' does not exist."),
         ("--model a", "No such option '--model'"),

@@ -61,7 +61,7 @@ def test_option_has_an_effect_or_says_that_it_has_none() -> None:
 
 def test_option_without_effect_is_reported_where_it_is_given() -> None:
     settings = Settings(http_thread_count=3, http_port=8500)
-    assert settings.without_effect == {"http-thread-count": "it is for tritonserver alone"}
+    assert settings.without_effect == {"http-thread-count": "it applies only to tritonserver"}
     assert Settings(http_thread_count=8).without_effect == {}
 
 
@@ -98,11 +98,11 @@ def test_wildcard_alone_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_loaded_models": 2}, "--max-loaded-models needs --model-control-mode=on-demand"),
-        ({"memory_budget": "50%"}, "--memory-budget needs --model-control-mode=on-demand"),
+        ({"max_loaded_models": 2}, "--max-loaded-models requires --model-control-mode=on-demand"),
+        ({"memory_budget": "50%"}, "--memory-budget requires --model-control-mode=on-demand"),
         (
             {"model_namespacing": True, "model_control_mode": "on-demand"},
-            "--model-namespacing does not go with --model-control-mode=on-demand",
+            "--model-namespacing cannot be combined with --model-control-mode=on-demand",
         ),
         (
             {"load_model": ("*",), "model_control_mode": "on-demand"},

@@ -305,7 +305,7 @@ class BackendBase(ABC):
             if error.public != error.message:
                 _logger.error("%s", error.message)
             return {"outputs": [], "parameters": {}, "error": [error.code.name, error.public, error.param]}
-        self._outputs.look(wired, request.outputs, False, request.rows if self._counts_rows else None)
+        self._outputs.check(wired, request.outputs, False, request.rows if self._counts_rows else None)
         outputs = [packer.add(*tensor, request.loans.get(tensor[0])) for tensor in wired]
         return {"outputs": outputs, "parameters": result.parameters}
 

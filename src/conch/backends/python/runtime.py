@@ -192,7 +192,7 @@ class ResponseChannel:
         """Return the description of a response for a frame, with only the requested outputs."""
         if not response.has_error():
             outputs = [(tensor._name, tensor._datatype, tensor._shape, tensor) for tensor in response._tensors]
-            self.runtime.outputs.look(outputs, self.outputs, not self.decoupled, self.rows)
+            self.runtime.outputs.check(outputs, self.outputs, not self.decoupled, self.rows)
         return response.encode(self.outputs, packer, copy, self.loans)
 
     def fail(self, code: str, message: str) -> None:

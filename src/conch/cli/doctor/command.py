@@ -69,7 +69,7 @@ def sections(facts: Facts, suggestions: Sequence[Advice]) -> Iterator[Section]:
     )
     yield _facts("Hub's cache", [("folder", cache.path), ("holds", held)])
     advised = [CodeBlock(item.action, item.reason) for item in suggestions]
-    yield Section("What would help", advised or [Paragraph("nothing that is known here")])
+    yield Section("What would help", advised or [Paragraph("no suggestions")])
 
 
 def _facts(title: str, items: Sequence[tuple[str, str]]) -> Section:

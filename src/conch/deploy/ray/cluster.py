@@ -50,14 +50,14 @@ def connected(address: str, *, start: bool = True) -> Iterator[bool]:
         check_address(address)
     starts = address == "local"
     if starts and not start:
-        raise invalid("the address 'local' starts a cluster, and this needs a running one: give its HOST:PORT")
+        raise invalid("the address 'local' starts a cluster, but this command needs a running one: give its HOST:PORT")
     try:
         if not starts:
             ray.init(address=address or "auto", **quiet)
     except ConnectionError as error:
         if address or not start:
-            where = f"at {address}" if address else "on this machine"
-            raise unavailable(f"no Ray cluster responds to {where}: {one_line(error)}") from None
+            location = f"at {address}" if address else "on this machine"
+            raise unavailable(f"no Ray cluster responds {location}: {one_line(error)}") from None
         starts = True
     if starts:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # disable usage statistics of a cluster that conch starts
@@ -72,7 +72,9 @@ def check_address(address: str) -> None:
     """Raise UNAVAILABLE if nothing listens at ``address``, because Ray would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
-        raise invalid(f"'{address}' is no address of a Ray cluster: give HOST:PORT, as 'ray start --head' shows it")
+        raise invalid(
+            f"'{address}' is not the address of a Ray cluster: give HOST:PORT, as 'ray start --head' shows it"
+        )
     check_listens(host, int(port), _CONNECT_SECONDS, f"no Ray cluster responds at {address}")
 
 

@@ -73,7 +73,7 @@ class RayCommandOptions(ReplicaOptions):
         metavar="A,B",
     )
     replica_options: tuple[str, ...] = option(
-        (), _MODELS, "An option of conch serve for the replicas, as log_verbose=1; repeatable.",
+        (), _MODELS, "An option of conch serve for the replicas, such as log_verbose=1; repeatable.",
         flags=("--replica-option",), metavar="NAME=VALUE",
     )
     max_replicas: _Count | None = option(

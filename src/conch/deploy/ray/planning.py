@@ -47,9 +47,9 @@ def shortage(options: RayOptions, plans: Sequence[DeploymentPlan], total: Mappin
         if total and needed > available:  # a starting cluster may not report resources yet
             fits = math.floor(available / replicas * 1000) / 1000
             return (
-                f"{replicas} replicas with {share:g} {resource} each need {needed:g}, and the cluster has "
-                f"{available:g}: give them less with --{resource.lower()}s-per-replica {fits:g}, start "
-                "fewer, or add nodes"
+                f"{replicas} replicas with {share:g} {resource} each need {needed:g}, but the cluster has "
+                f"{available:g}: reduce this with --{resource.lower()}s-per-replica {fits:g}, start fewer "
+                "replicas, or add nodes"
             )
     return ""
 
@@ -66,7 +66,7 @@ def plan_deployments(options: RayOptions) -> list[DeploymentPlan]:
 def _plans(repository: ModelRepository, options: RayOptions) -> list[DeploymentPlan]:
     groups = [tuple(model.split("+")) for model in options.models] or [(name,) for name in repository.names()]
     if not groups:
-        raise invalid(f"the model repository is empty: {', '.join(options.model_repository)} has no folder of a model")
+        raise invalid(f"the model repository is empty: {', '.join(options.model_repository)} contains no model")
     for name in (name for group in groups for name in group):
         if not repository.keys(name):
             raise invalid(f"--models: {repository.no_such_model(name)}")
@@ -83,14 +83,14 @@ def _check_names(names: Sequence[str]) -> None:
         if times > 1:
             raise invalid(f"--models names '{name}' twice")
         if "#" in name:
-            raise invalid(f"Ray Serve can have no deployment '{name}': its name must not contain '#'")
-        if not name.isascii():  # Ray Serve's controller fails for good on it
+            raise invalid(f"'{name}' cannot be a Ray Serve deployment: its name must not contain '#'")
+        if not name.isascii():  # Ray Serve's controller fails permanently
             raise invalid(
-                f"Ray Serve can have no deployment '{name}': its name must be ASCII, so rename the model, "
+                f"'{name}' cannot be a Ray Serve deployment: its name must be ASCII, so rename the model, "
                 "or give --max-models-per-replica"
             )
         if name in (REGISTRY, INGRESS):
-            raise invalid(f"Ray Serve can have no deployment '{name}': conch has one of that name, so rename the model")
+            raise invalid(f"'{name}' cannot be a Ray Serve deployment: conch uses this name, so rename the model")
 
 
 def _version(repository: ModelRepository, models: Sequence[str], options: RayOptions) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from conch.workers.child.channel import Channel
 
-_PASSED_OVER = "breakpoint() was passed over; to stop there, start the server with --debug and the name of this model"
+_PASSED_OVER = "breakpoint() was skipped; to stop there, start the server with --debug and the name of this model"
 
 
 def debug_at_terminal(channel: Channel) -> None:

@@ -59,7 +59,7 @@ class ForkedChannel(Channel):
         if header["op"] == "log":
             _say(header["message"])
         elif header["op"] in _WORKER_ONLY:
-            _say(f"process {os.getpid()}, which a model has forked, returned from the model: it is ended")
+            _say(f"process {os.getpid()}, which a model forked, is terminated because it returned from the model")
             os._exit(1)
         else:
             raise self.refusal()

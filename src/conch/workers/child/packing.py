@@ -216,7 +216,7 @@ class OutputWatch:
         for state in (config.get("sequence_batching") or {}).get("state", ()):
             self.declared.setdefault(state["output_name"], PROTOCOL_NAME.get(state["data_type"], "<invalid>"))
 
-    def look(self, outputs: Sequence[Output], requested: Set[str], whole: bool, rows: int | None) -> None:
+    def check(self, outputs: Sequence[Output], requested: Set[str], whole: bool, rows: int | None) -> None:
         """Check a response to a request with ``rows`` rows for the outputs ``requested``.
 
         Warns of missing outputs only if ``whole`` is set. ``rows`` is None if the response may have any number of rows.
@@ -242,33 +242,33 @@ class OutputWatch:
             elif name not in self.declared and self._is_news(name, "undeclared"):
                 declared = ", ".join(f"'{name}'" for name in sorted(self.declared))
                 self._warn(
-                    f"model '{self._name}' gave the output '{name}', which its configuration does not declare "
-                    f"(it declares {declared}); clients do not get it"
+                    f"model '{self._name}' returned the output '{name}', which its configuration does not declare "
+                    f"(it declares {declared}); clients do not receive it"
                 )
         names = {output[0] for output in outputs}
         for name in sorted(requested - names) if whole else ():
             if self._is_news(name, "missing"):
                 self._warn(
-                    f"model '{self._name}' did not give the output '{name}', which its configuration declares and a "
-                    "request wanted; its response came without it"
+                    f"model '{self._name}' did not return the output '{name}', which its configuration declares and a "
+                    "request asks for; its response does not contain it"
                 )
 
     def _explain_output(self, name: str, datatype: str, shape: Sequence[int], rows: int | None) -> None:
         declared = self.declared.get(name, datatype)
         if datatype != declared and self._is_news(name, "datatype"):
             self._warn(
-                f"model '{self._name}' gave the output '{name}' as {datatype}, but its configuration declares it as "
-                f"{declared}; clients get {datatype}"
+                f"model '{self._name}' returned the output '{name}' as {datatype}, but its configuration declares "
+                f"it as {declared}; clients receive {datatype}"
             )
         if rows is not None and list(shape[:1]) != [rows] and self._is_news(name, "rows"):
             self._warn(
-                f"model '{self._name}' gave the output '{name}' in the shape {list(shape)} to a request whose batch "
-                f"size is {rows}, which the first dimension must be; it is sent unchanged"
+                f"model '{self._name}' returned the output '{name}' in the shape {list(shape)} for a request with "
+                f"the batch size {rows}, which must be its first dimension; it is sent unchanged"
             )
         elif not self._fits(name, shape) and self._is_news(name, "shape"):
             dims = [-1] * self.batches + self._dims[name]
             self._warn(
-                f"model '{self._name}' gave the output '{name}' in the shape {list(shape)}, but its configuration "
+                f"model '{self._name}' returned the output '{name}' in the shape {list(shape)}, but its configuration "
                 f"declares it as {dims}; it is sent unchanged"
             )
 

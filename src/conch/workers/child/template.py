@@ -68,7 +68,7 @@ class TemplateProgram:
                 importlib.import_module(module)
         gc.freeze()  # keeps collections in workers from writing to shared pages
         gc.enable()
-        self._reply(hindrance=_hindrance())
+        self._reply(problem=_fork_problem())
 
     def _fork(self, message: dict[str, Any], fd: int, output: int) -> None:
         pid = os.fork()
@@ -101,7 +101,7 @@ class TemplateProgram:
         self._work(fd)
 
 
-def _hindrance() -> str:
+def _fork_problem() -> str:
     """Return the reason why this process must not fork (imported modules run threads); empty if it may."""
     # A trial fork, which permanently stops thread pools that end before a fork, such as OpenBLAS's.
     pid = os.fork()

@@ -112,7 +112,9 @@ def activated(environment: Mapping[str, str], python: str) -> dict[str, str]:
 def unpack_archive(archive: Path, home: Path, given_up: Callable[[], bool]) -> None:
     """Unpack ``archive`` into ``home``; raises if a member would lie outside, or if ``given_up`` returns True."""
     if not hasattr(tarfile, "data_filter"):
-        raise internal(f"cannot unpack {archive} safely: this takes Python 3.11.4 or newer, this is {sys.version}")
+        raise internal(
+            f"cannot unpack {archive} safely: this requires Python 3.11.4 or newer; the server runs {sys.version}"
+        )
     with tarfile.open(archive) as packed:
         packed.extractall(home, filter=partial(_checked, given_up))
 

@@ -73,9 +73,11 @@ class Kill(NamedTuple):
 def not_ended(seconds: float, *, idle: bool) -> Kill:
     """Return the reason to kill a worker that did not end within ``seconds``; ``idle``: it has no requests."""
     if not idle:
-        reason = "its requests had not ended when they had to (--unload-timeout-secs, --exit-timeout-secs)"
+        reason = "its requests did not complete in time (--unload-timeout-secs, --exit-timeout-secs)"
         return Kill(Cause.UNLOAD, reason)
-    return Kill(Cause.FINALIZE, f"it has not exited within {seconds:g} s of being asked to (--finalize-timeout-secs)")
+    return Kill(
+        Cause.FINALIZE, f"it did not exit within {seconds:g} s after the request to stop (--finalize-timeout-secs)"
+    )
 
 
 def unhealthy(name: str, kill: Kill | None) -> ConchError:
@@ -138,7 +140,7 @@ class Liveness:
         self._last: Activity | None = None
         self._last_of_children: Activity | None = None
 
-    def look(
+    def check(
         self,
         now: float,
         sample: LivenessSample,

@@ -302,7 +302,7 @@ class WorkerProcess:
                 self.kill_for(not_ended(seconds, idle=self.idle))
         await self._ended.wait()
 
-    def heed(self, verdict: Verdict) -> None:
+    def apply_verdict(self, verdict: Verdict) -> None:
         """Apply the result of a watchdog check: log changes, and kill the worker if required."""
         if verdict.responsive != self.verdict.responsive and verdict.kill is None and not self.loading:
             if verdict.responsive:
@@ -369,7 +369,7 @@ class WorkerProcess:
             elif op in ANSWERS and self._reply is not None and not self._reply.done():
                 self._reply.set_result(header)
             elif op not in ANSWERS and not self.calls.handle(header, Unpacker(payload, self._link.buffers)):
-                raise internal("nothing takes it")
+                raise internal("no handler for it")
         except (ConchError, LookupError, TypeError, ValueError) as error:
             self._hung_up(internal(f"frame {op!r}: {error!r}"))
 

@@ -38,7 +38,7 @@ class WatchClock:
         self._last: float | None = None
         self.now = 0.0
 
-    def look(self, now: float) -> float:
+    def advance(self, now: float) -> float:
         """Return the time of a check at ``now`` (s, any clock); a late check advances it by less than an interval."""
         elapsed = now - self._last if self._last is not None else 0.0
         self._last = now
@@ -60,22 +60,22 @@ class WorkerWatch:
     def start(self) -> None:
         """Start the checks; does nothing if they are running."""
         if self._timer is None:
-            self._timer = self._loop.call_later(INTERVAL, self._look)
+            self._timer = self._loop.call_later(INTERVAL, self._check)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
-        now = self._clock.look(self._loop.time())
-        self._timer = self._loop.call_later(INTERVAL, self._look)
+    def _check(self) -> None:
+        now = self._clock.advance(self._loop.time())
+        self._timer = self._loop.call_later(INTERVAL, self._check)
         for process in [process for process in self._processes if process.alive]:
-            known = self._liveness.get(process)
-            if known is None:
-                known = self._liveness[process] = Liveness(now, process.timeouts)
+            liveness = self._liveness.get(process)
+            if liveness is None:
+                liveness = self._liveness[process] = Liveness(now, process.timeouts)
             reads = partial(self._read, process.pid), partial(children_activity, process.pid)
-            process.heed(known.look(now, process.sample, *reads))
+            process.apply_verdict(liveness.check(now, process.sample, *reads))
 
 
 LOG = logging.getLogger("conch")
@@ -142,7 +142,7 @@ class Guard:
             assert self._process.stdin is not None
             os.set_blocking(self._process.stdin.fileno(), False)
         except OSError as error:
-            LOG.warning("what models start would outlive a server that is killed: %s", error)
+            LOG.warning("processes started by models would outlive a server that is killed: %s", error)
             self._process = None
             return
         self._tell("".join(f"+{pid}\n" for pid in self._workers))

@@ -35,7 +35,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
 #: Interval at which possibly adopted children are checked (s).
-LOOK_SECONDS = 10.0
+CHECK_SECONDS = 10.0
 #: Time for which an ended child is left to other code in this process, which may have started it (s).
 CLAIM_SECONDS = 60.0
 
@@ -92,7 +92,7 @@ class _Reaper:
     def settle(self) -> None:
         """Forget the children that have been waited for, and end the thread if no others are left."""
         with self._changed:
-            self._look_at_all()
+            self._check_all()
             if self._ended or self._thread is None:
                 return
             thread, self._thread = self._thread, None
@@ -102,16 +102,16 @@ class _Reaper:
     def _run(self) -> None:
         with self._changed:
             while self._ended and self._thread is current_thread():
-                self._changed.wait(LOOK_SECONDS)
-                self._look_at_all()
+                self._changed.wait(CHECK_SECONDS)
+                self._check_all()
             if self._thread is current_thread():
                 self._thread = None
 
-    def _look_at_all(self) -> None:
+    def _check_all(self) -> None:
         for pid in list(self._ended):
-            self._look(pid)
+            self._check(pid)
 
-    def _look(self, pid: int) -> None:
+    def _check(self, pid: int) -> None:
         try:
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # its owner has waited for it
@@ -257,15 +257,15 @@ class Templates:
             try:
                 template = Template(spawn, kind, self._idle_seconds, self._closed, self._running.discard)
                 self._running.add(template)
-                hindrance = await template.import_modules()
-                if not hindrance:
+                problem = await template.import_modules()
+                if not problem:
                     return template
                 self._failures[kind] = ATTEMPTS
                 template.close()
             except (OSError, TimeoutError) as error:
                 self._failures[kind] += 1
-                hindrance = str(error) or "its template takes too long"
-            LOG.info("a worker that needs %s imports it for itself: %s", kind.modules[0], hindrance)
+                problem = str(error) or "its worker template does not respond"
+            LOG.info("a worker that needs %s imports it without a worker template: %s", kind.modules[0], problem)
         if self._made.get(kind) is asyncio.current_task():
             del self._made[kind]
         return None
@@ -281,7 +281,7 @@ class Templates:
             LOG.warning(
                 "a worker could not be forked and is spawned: %s", error or "its worker template does not respond"
             )
-            if template.closed:  # and not this process without a free descriptor
+            if template.closed:  # otherwise, this process had no free descriptor
                 self._failures[template.kind] += 1
             return None
         self._failures.pop(template.kind, None)
@@ -328,8 +328,8 @@ class Template:
     async def import_modules(self) -> str:
         """Import the modules of its kind; return the reason why it must not fork, empty if it may."""
         reply = await self._ask({"op": "import", "modules": self.kind.modules}, [], IMPORT_SECONDS)
-        hindrance: str = reply["hindrance"]
-        return hindrance
+        problem: str = reply["problem"]
+        return problem
 
     async def fork(self, role: str, environment: Mapping[str, str]) -> ForkedProcess:
         """Fork a process, which becomes a child of the server.

@@ -127,7 +127,7 @@ def test_an_output_of_another_shape_than_the_declared_one_is_reported_once(
         execute(backend, numbers(1), outputs=("y",))
         assert channel.done()[0]["outputs"]["y"].shape == (1, 1)
     logged = [(frame["message"], frame["once"]) for frame, _ in channel.frames if frame["op"] == "log"]
-    assert logged == ([(f"model 'm' gave the output 'y' {warning}", True)] if warning else [])
+    assert logged == ([(f"model 'm' returned the output 'y' {warning}", True)] if warning else [])
 
 
 @pytest.mark.parametrize(("decoupled", "warned"), [(False, True), (True, False)])
@@ -136,7 +136,7 @@ def test_rows_that_are_not_those_of_the_request_are_reported(decoupled: bool, wa
     backend, channel = start(Halving, config)
     execute(backend, numbers(1, 2), outputs=("y",))
     logged = [frame["message"] for frame, _ in channel.frames if frame["op"] == "log"]
-    assert ["whose batch size is 2" in message for message in logged] == [True] * warned
+    assert ["with the batch size 2" in message for message in logged] == [True] * warned
 
 
 class Halving(Doubling):

@@ -79,7 +79,7 @@ def test_child_that_returns_from_execute_is_ended(launch: LaunchWorker) -> None:
     worker = launch(MODEL, fork=False)
     assert worker.text("pid = os.fork(); result = os.waitpid(pid, 0)[1] >> 8 if pid else 'the child'") == "1"
     assert worker.text("result = 'whole'") == "whole"
-    assert "which a model has forked, returned from the model: it is ended" in worker.stop()[1]
+    assert "which a model forked, is terminated because it returned from the model" in worker.stop()[1]
 
 
 def test_child_is_ended_by_terminate(launch: LaunchWorker) -> None:

@@ -43,4 +43,4 @@ def test_rows_count_where_the_model_batches_and_answers_once(
     )
     worker.submit("x")
     assert {worker.read()["op"], worker.read()["op"]} == {"response", "done"}
-    assert any("batch size is 1" in one["message"] for one in worker.logged) is warned
+    assert any("the batch size 1" in one["message"] for one in worker.logged) is warned

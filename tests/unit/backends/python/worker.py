@@ -79,7 +79,7 @@ class Template:
             command = [sys.executable, program.__file__, str(theirs.fileno()), program.TEMPLATE]
             self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
         self._send({"op": "import", "modules": MODULES})
-        assert self._reply() == {"hindrance": ""}
+        assert self._reply() == {"problem": ""}
 
     def fork(self, channel: int) -> ForkedProcess:
         """Fork a worker at a channel."""

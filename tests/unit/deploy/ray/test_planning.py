@@ -88,7 +88,7 @@ def test_a_repository_without_models_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a#b", "Grüße", "registry", "ingress"])
 def test_names_that_deployments_cannot_have_are_refused(repository: Path, name: str) -> None:
     write(repository, name, 'backend: "python"', {"1/model.py": ""})
-    assert f"no deployment '{name}'" in refusal(repository)
+    assert f"'{name}' cannot be a Ray Serve deployment" in refusal(repository)
     assert name in plans(repository, max_models_per_replica=2)["models"].models
 
 
@@ -167,10 +167,10 @@ def test_ensembles_of_each_other_end(repository: Path) -> None:
         ({}, {"CPU": 3.0}, ""),
         ({}, {}, ""),
         ({"cpus_per_replica": 0.5, "min_replicas": 2}, {"CPU": 3.0}, ""),
-        ({}, {"CPU": 2.0}, "3 replicas with 1 CPU each need 3, and the cluster has 2: give them less with "
-         "--cpus-per-replica 0.666, start fewer, or add nodes"),
-        ({"gpus_per_replica": 1}, {"CPU": 8.0}, "3 replicas with 1 GPU each need 3, and the cluster has 0: give them "
-         "less with --gpus-per-replica 0, start fewer, or add nodes"),
+        ({}, {"CPU": 2.0}, "3 replicas with 1 CPU each need 3, but the cluster has 2: reduce this with "
+         "--cpus-per-replica 0.666, start fewer replicas, or add nodes"),
+        ({"gpus_per_replica": 1}, {"CPU": 8.0}, "3 replicas with 1 GPU each need 3, but the cluster has 0: reduce this "
+         "with --gpus-per-replica 0, start fewer replicas, or add nodes"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_into_a_cluster_is_reported_with_the_flag_that_helps(

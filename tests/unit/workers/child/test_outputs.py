@@ -27,7 +27,7 @@ def look() -> Look:
         shape: tuple[int, ...] = (1, 2),
         datatype: str = "FP32",
     ) -> list[str]:
-        watch.look([(name, datatype, shape, b"") for name in names], set(wanted), whole, rows)
+        watch.check([(name, datatype, shape, b"") for name in names], set(wanted), whole, rows)
         return warnings
 
     return look
@@ -36,22 +36,22 @@ def look() -> Look:
 def test_output_that_is_not_declared_is_reported_once(look: Look) -> None:
     look("A", "B", "EXTRA")
     assert look("A", "B", "EXTRA") == [
-        "model 'm' gave the output 'EXTRA', which its configuration does not declare (it declares 'A', 'B'); "
-        "clients do not get it"
+        "model 'm' returned the output 'EXTRA', which its configuration does not declare (it declares 'A', 'B'); "
+        "clients do not receive it"
     ]
 
 
 def test_output_that_does_not_come_is_reported_once(look: Look) -> None:
     look("A")
     assert look("A") == [
-        "model 'm' did not give the output 'B', which its configuration declares and a request wanted; "
+        "model 'm' did not return the output 'B', which its configuration declares and a request asks for; "
         "its response came without it"
     ]
 
 
 def test_datatype_that_is_not_the_declared_one_is_reported_once_for_each_output(look: Look) -> None:
     look("A", "B", datatype="FP64")
-    told = "model 'm' gave the output '{}' as FP64, but its configuration declares it as FP32; clients get FP64"
+    told = "model 'm' returned the output '{}' as FP64, but its configuration declares it as FP32; clients receive FP64"
     assert look("A", "B", datatype="FP64") == [told.format("A"), told.format("B")]
 
 
@@ -61,8 +61,8 @@ def test_rows_that_are_not_those_of_the_request_are_reported_once_for_each_outpu
 ) -> None:
     look("A", wanted=("A",), rows=1, shape=shape)
     assert look("A", wanted=("A",), rows=1, shape=shape) == [
-        f"model 'm' gave the output 'A' in the shape {list(shape)} to a request whose batch size is 1, which the first "
-        "dimension must be; it is sent unchanged"
+        f"model 'm' returned the output 'A' in the shape {list(shape)} for a request with the batch size "
+        "1, which must be its first dimension; it is sent unchanged"
     ]
 
 
@@ -98,7 +98,7 @@ def test_shape_that_is_not_the_declared_one_is_reported_once(
     watch.declare({"max_batch_size": most, "output": [output]})
 
     def look(shape: tuple[int, ...]) -> None:
-        watch.look([("A", "FP32", shape, b"")], {"A"}, True, None)
+        watch.check([("A", "FP32", shape, b"")], {"A"}, True, None)
 
     for shape in right:
         look(shape)
@@ -106,8 +106,8 @@ def test_shape_that_is_not_the_declared_one_is_reported_once(
     for shape in (wrong, wrong, *right, wrong):
         look(shape)
     assert warnings == [
-        f"model 'm' gave the output 'A' in the shape {list(wrong)}, but its configuration declares it as {declared}; "
-        "it is sent unchanged"
+        f"model 'm' returned the output 'A' in the shape {list(wrong)}, but its configuration declares it as {declared}"
+        "; it is sent unchanged"
     ]
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(templates, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(templates, "CHECK_SECONDS", 0.01)
     yield
     eventually(lambda: not is_watching(), "the end of the thread that waits for orphans")
 
@@ -87,7 +87,7 @@ def test_child_that_the_fork_was_for_is_left_to_its_owner() -> None:
 
 
 async def test_closing_a_server_ends_the_thread_that_waits_for_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "LOOK_SECONDS", 1000)
+    monkeypatch.setattr(templates, "CHECK_SECONDS", 1000)
     with adopting():
         started = subprocess.Popen(["sh", "-c", "read line"], stdin=subprocess.PIPE)
     await Templates(60).close()

@@ -189,7 +189,9 @@ async def test_python_that_cannot_unpack_safely_does_not(
     archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
-    with pytest.raises(ConchError, match=r"cannot unpack .*env\.tar\.gz safely: this takes Python 3\.11\.4 or newer"):
+    with pytest.raises(
+        ConchError, match=r"cannot unpack .*env\.tar\.gz safely: this requires Python 3\.11\.4 or newer"
+    ):
         await Environments().python(archive, tmp_path)
 
 

@@ -30,7 +30,7 @@ class Worker:
 
         heartbeat = HeartbeatSample(self.beats, self.steps, self.stepping)
         sample = LivenessSample(heartbeat, self.execution, self.loading, self.calling)
-        return self.liveness.look(self.now, sample, read, self.read_child)
+        return self.liveness.check(self.now, sample, read, self.read_child)
 
     def read_child(self) -> Activity | None:
         return Activity("", int(self.child_cpu)) if self.child_cpu is not None else None
@@ -129,7 +129,7 @@ def test_threads_that_wait_for_the_interpreter_are_no_sign_of_life() -> None:
 def test_nothing_is_held_against_a_worker_where_the_system_tells_nothing() -> None:
     worker = Liveness(0.0, WorkerTimeouts(silent=5))
     for second in range(60):
-        assert worker.look(second, LivenessSample(HeartbeatSample(7)), lambda: None) == Verdict()
+        assert worker.check(second, LivenessSample(HeartbeatSample(7)), lambda: None) == Verdict()
 
 
 def test_execution_is_timed_from_its_beginning() -> None:
@@ -208,8 +208,8 @@ def test_worker_that_does_not_start_is_distinguished_from_a_model_that_does_not_
 
 def test_what_the_server_slept_itself_counts_for_nothing() -> None:
     clock = WatchClock()
-    assert clock.look(100.0) == 0.0
-    assert clock.look(100.5) == 0.5
-    assert clock.look(4000.0) < 1.0
+    assert clock.advance(100.0) == 0.0
+    assert clock.advance(100.5) == 0.5
+    assert clock.advance(4000.0) < 1.0
     before = clock.now
-    assert clock.look(4000.5) == before + 0.5
+    assert clock.advance(4000.5) == before + 0.5

@@ -187,7 +187,7 @@ async def test_worker_that_does_not_stop_is_killed_at_its_deadline() -> None:
     assert asyncio.get_running_loop().time() - begun == pytest.approx(DEFAULT_WORKER_TIMEOUTS.finalize)
     assert (child.kills, client.finals) == (1, 1)
     assert client.errors == [
-        f"{UNHEALTHY} It was killed: its requests had not ended when they had to "
+        f"{UNHEALTHY} It was killed: its requests did not complete in time "
         "(--unload-timeout-secs, --exit-timeout-secs)."
     ]
 

@@ -112,7 +112,7 @@ async def test_a_fork_ends_with_its_template_even_where_another_process_holds_th
     """As one does that it has just forked, which has not closed it yet."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
-    theirs.send(json.dumps({"hindrance": ""}).encode())
+    theirs.send(json.dumps({"problem": ""}).encode())
     ends: list[Callable[[], None]] = []
 
     def spawn(*arguments: Any) -> tuple[ChildProcess, socket.socket]:

@@ -393,7 +393,7 @@ class RemoteExecutor(Executor):
         if self._watch is not None and response.error is None:
             outputs = [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in response.outputs]
             rows = request.batch_size if self._watch.batches and not self._decoupled else None
-            self._watch.look(outputs, frozenset(request.outputs), not self._decoupled, rows)
+            self._watch.check(outputs, frozenset(request.outputs), not self._decoupled, rows)
         if self._decoupled:
             self._statistics.record_sent(request, response)
         if response.final:

@@ -51,7 +51,7 @@ async def test_a_request_is_answered_and_counted() -> None:
         (False, (1, 1), ""),
         (False, (1, 2), "in the shape [1, 2], but its configuration declares it as [-1, 1]"),
         (True, (1, 2), "in the shape [1, 2], but its configuration declares it as [-1, 1]"),
-        (False, (2, 1), "in the shape [2, 1] to a request whose batch size is 1"),
+        (False, (2, 1), "in the shape [2, 1] for a request with the batch size 1"),
         (True, (2, 1), ""),
     ],
 )

@@ -12,7 +12,7 @@ class TritonPythonModel:
         self.limit = int(json.loads(args["model_config"])["parameters"]["limit"]["string_value"])
 
     async def execute(self, requests):
-        """A coroutine, so that the calls of all requests are under way at the same time."""
+        """A coroutine, so that the calls of all requests run concurrently."""
         return list(await asyncio.gather(*(self.answer(request) for request in requests)))
 
     async def answer(self, request):
