@@ -182,7 +182,7 @@ def test_tokenizer_of_the_trio_runs_on_triton(
 
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("openvino_genai")
+    pytest.importorskip("openvino")
     from transformers import LlamaConfig
 
     from tests.convert_checkpoints import causal

@@ -115,7 +115,7 @@ class Conversion(ABC, Generic[Network, Outputs]):
     def weights(self, variant: BuiltVariant) -> Sequence[Path]:
         """Return the files that a variant needs to run: its own, or the checkpoint's weights."""
         if variant.path is not None:
-            return [file for file in variant.files if file not in variant.more]
+            return variant.files
         directory = self.checkpoint.directory
         others = checkpoint_files(self.checkpoint, weights=False)
         return [directory / name for name in checkpoint_files(self.checkpoint, weights=True) if name not in others]

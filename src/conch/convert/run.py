@@ -129,7 +129,7 @@ def _gain(usual: Latency, other: Latency) -> float:
 
 
 _LIBRARIES: Final = (
-    "torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "openvino-genai", "nncf"
+    "torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "nncf"
 )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ _ENCODERS: Final[Mapping[str, Sequence[str]]] = {
     "openvino": (*_GRAPHS, "openvino"),
 }
 #: The same for language models.
-_LANGUAGE_MODELS: Final[Mapping[str, Sequence[str]]] = {"openvino": ("openvino", "openvino_genai")}
+_LANGUAGE_MODELS: Final[Mapping[str, Sequence[str]]] = {"openvino": ("openvino",)}
 
 
 def needed(plan: Plan, task: str) -> list[str]:

@@ -85,25 +85,23 @@ REFERENCE: Final = "torch-fp32"
 class BuiltVariant:
     """A built variant: ``path`` is its graph, None for torch, which reads the checkpoint itself.
 
-    Two variants may share a file (OpenVINO computes one IR in fp32 or bf16). ``more`` are further files besides the
-    graph and its weights. ``made_from`` is the variant that this one was made from; if that is refused, so is this
-    one.
+    Two variants may share a file (OpenVINO computes one IR in fp32 or bf16). ``made_from`` is the variant that this one
+    was made from; if that is refused, so is this one.
     """
 
     name: str
     engine: str
     precision: str
     path: Path | None
-    more: tuple[Path, ...] = ()
     made_from: str = ""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files of the variant: the graph, the weights beside it, and ``more``."""
+        """All files of the variant: the graph and the weights beside it."""
         if self.path is None:
-            return self.more
+            return ()
         beside = (self.path.with_suffix(".bin"), self.path.with_name(self.path.name + ".data"))
-        return (self.path, *(file for file in beside if file.exists()), *self.more)
+        return (self.path, *(file for file in beside if file.exists()))
 
     def to_manifest(self, folder: Path) -> Variant:
         """Return the manifest entry, not judged yet, with a path relative to ``folder``."""

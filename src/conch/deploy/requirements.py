@@ -188,9 +188,9 @@ class _Requirements:
     tasks: dict[str, str] = field(default_factory=dict)
     lacking: set[str] = field(default_factory=set)
 
-    def add_engine(self, engine: str, task: str = "") -> None:
+    def add_engine(self, engine: str, *, gguf: bool = False) -> None:
         """Add an engine that serves a model to ``lacking`` if it is not installed here."""
-        problem, command = engine_problem(engine, task)
+        problem, command = engine_problem(engine, gguf=gguf)
         if problem:
             self.lacking.add(f"engine '{engine}' is not installed here ({command})")
 
@@ -286,8 +286,8 @@ def _add(model: CheckedModel, required: _Requirements) -> None:
         required.hub.update(_hub_ids(model))
         overrides = Options.from_values(parameters(model.config))
         for version in model.versions:
-            extras, engine, task = _of_checkpoint(model.files.version_directory(version), overrides)
-            required.add_engine(engine if engine != "auto" else "transformers", task)
+            extras, engine, task, gguf = _of_checkpoint(model.files.version_directory(version), overrides)
+            required.add_engine(engine if engine != "auto" else "transformers", gguf=gguf)
             required.extras.update(extras)
             if task:
                 required.tasks[model.files.name] = canonical(task)
@@ -303,14 +303,17 @@ def _hub_ids(model: CheckedModel) -> Iterator[str]:
             yield named
 
 
-def _of_checkpoint(directory: Path, overrides: Options) -> tuple[set[str], str, str]:
-    """Return the extras for a checkpoint, its engine and its task; for one on the Hub, from its options only."""
+def _of_checkpoint(directory: Path, overrides: Options) -> tuple[set[str], str, str, bool]:
+    """Return the extras for a checkpoint, its engine, its task, and whether it is a GGUF file.
+
+    For a checkpoint on the Hub, only its options are known.
+    """
     document = _document(directory)
     options = overrides.over(document)
-    engine, task = options.engine, options.task
+    engine, task, gguf = options.engine, options.task, False
     if not options.model or local_path(directory, options.model) is not None:
         checkpoint = Checkpoint.open(directory, overrides, model_file=document)
-        engine, task = checkpoint.engine, checkpoint.task
+        engine, task, gguf = checkpoint.engine, checkpoint.task, checkpoint.gguf is not None
     extras = {extra_of(engine), *(_TEXT.get(engine, ()) if task in ("", TEXT_GENERATION) else ())}
     if any(part in task for part in _SOUND):
         extras.add("audio")
@@ -318,7 +321,7 @@ def _of_checkpoint(directory: Path, overrides: Options) -> tuple[set[str], str, 
         extras.add("image")
     if options.adapters and engine != "llamacpp":
         extras.add("lora")
-    return extras, engine, task
+    return extras, engine, task, gguf
 
 
 def _document(directory: Path) -> dict[str, Any]:

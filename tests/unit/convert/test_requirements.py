@@ -42,12 +42,12 @@ def test_encoders_need_what_their_variants_do(given: dict[str, Any], modules: li
     [({}, ["nncf"]), ({"quantize": ("fp16",)}, []), ({"backends": ("openvino",), "quantize": ("int4-awq",)}, ["nncf"])],
 )
 def test_language_models_need_no_onnx(given: dict[str, Any], modules: list[str]) -> None:
-    assert needed(plan(**given), "text-generation") == [*NETWORKS, "openvino", "openvino_genai", *modules]
+    assert needed(plan(**given), "text-generation") == [*NETWORKS, "openvino", *modules]
 
 
 @pytest.fixture
 def core_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (*NETWORKS, *GRAPHS, "openvino", "openvino_genai", "nncf"):
+    for module in (*NETWORKS, *GRAPHS, "openvino", "nncf"):
         monkeypatch.setitem(sys.modules, module, None)
 
 

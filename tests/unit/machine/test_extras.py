@@ -83,9 +83,8 @@ def test_extras_that_bring_others_are_those_of_pyproject() -> None:
 def test_every_optional_package_that_sources_import_is_in_the_table() -> None:
     given = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     core = {re.split(r"[^\w-]", one)[0].replace("-", "_") for one in given} | {"google", "grpc", "grpc_health", "conch"}
-    #: Of openvino-genai; in Python models; what a model brings or not; which loads the plugin itself.
-    others = {"openvino_tokenizers"}
-    others |= {"triton_python_backend_utils", "pandas", "ml_dtypes", "pytest"}
+    #: In Python models; what a model brings or not; which loads the plugin itself.
+    others = {"triton_python_backend_utils", "pandas", "ml_dtypes", "pytest"}
     imported = set()
     for path in (ROOT / "src/conch").rglob("*.py"):
         if "demo/repository" not in path.as_posix():

@@ -11,7 +11,7 @@ of decoder are often misleading.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,17 +44,6 @@ class TokenBytes:
 
     tokens: Sequence[bytes]
     special_ids: frozenset[int]
-
-    def difference(self, others: Mapping[int, bytes]) -> str:
-        """Describe the first difference from another table of tokens by id; empty if there is none.
-
-        Ignores special tokens.
-        """
-        for id, expected in enumerate(self.tokens):
-            token = others.get(id, expected)
-            if token != expected and expected and id not in self.special_ids:
-                return f"token {id} is {token!r} and not {expected!r}"
-        return ""
 
 
 def token_bytes(tokenizer: TextTokenizer) -> TokenBytes:

@@ -5,7 +5,6 @@ Only one variant and the reference are in memory at a time, because language mod
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Array
-from conch.backends.engines.openvino import pipelines
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Contrast, Contrasts
 from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.convert import evidence, sentences
 from conch.convert.causal import agreement, export
 from conch.convert.causal.agreement import Predictions, ServedGraph, shared_prefix
@@ -30,7 +27,7 @@ from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.measure import Run
 from conch.convert.plan import Plan
 from conch.convert.verdict import REFERENCE, BuiltVariant, FailedVariant
-from conch.core.errors import internal, invalid
+from conch.core.errors import invalid
 from conch.core.sampling import TEXT_GENERATION
 from conch.measure.texts.shapes import Shape
 
@@ -122,49 +119,6 @@ def _prompt_tokens(context: int) -> int:
 def continuation_tokens(context: int) -> int:
     """Return the number of tokens to generate after a prompt, for a context length (tokens)."""
     return max(1, min(CONTINUATION_TOKENS, context - _prompt_tokens(context)))
-
-
-# Grammars constrain texts, but the engine handles tokens. With these files it needs neither transformers nor the
-# seconds that the conversion takes.
-
-
-#: The number of texts that both tokenizers must decode equally.
-COMPARED: Final = 8
-
-
-def write_tokenizer(
-    checkpoint: Checkpoint, tokenizer: TextTokenizer, texts: Sequence[Sequence[int]], logits: int, folder: Path
-) -> str:
-    """Write the tokenizer to ``folder``; if that fails, leave it empty and return why.
-
-    ``texts`` are token ids, which must decode to the same text as with ``tokenizer``; ``logits`` is the size of the
-    network's vocabulary.
-    """
-    folder.mkdir()
-    try:
-        with silence_libraries():
-            trusted = checkpoint.options.trust_remote_code
-            pipelines.write_tokenizer(checkpoint.directory, folder, trust_remote_code=trusted)
-            problem = pipelines.misfit(folder, logits)
-            if problem:
-                raise internal(problem)
-            verify(folder, tokenizer, texts[:COMPARED])
-    except Exception as error:  # any exception of transformers, OpenVINO or the checkpoint's own code
-        shutil.rmtree(folder)
-        folder.mkdir()
-        return describe_error(error)
-    return ""
-
-
-def verify(folder: Path, tokenizer: TextTokenizer, texts: Sequence[Sequence[int]]) -> None:
-    """Raise INTERNAL if the tokenizers decode tokens differently, ignoring spaces, which libraries clean up."""
-    import openvino_genai
-
-    openvino_tokenizer: Any = openvino_genai.Tokenizer(folder)
-    for ids in texts:
-        text: str = openvino_tokenizer.decode(list(ids))
-        if "".join(text.split()) != "".join(tokenizer.decode(ids).split()):
-            raise internal("OpenVINO's tokenizer reads tokens as another text")
 
 
 #: Precisions of a language model besides fp32. ``fp16`` stores the weights in 16 bits.
@@ -262,8 +216,6 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         self.sample_count = len(self.texts.compared)
         self.compared_on = f"{self.texts.tokens} tokens"
         self.warn(evidence.few_tokens(self.texts.tokens))
-        #: Why structured output is not available; empty if it is.
-        self.unstructured = ""
 
     def _check(self) -> None:
         if self.plan.layout == "triton":
@@ -287,11 +239,8 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The amount of compared text, and whether structured output is available, or why not."""
-        return {
-            "tokens": self.texts.tokens,
-            "structured_output": self.unstructured or "yes",
-        }
+        """The amount of compared text."""
+        return {"tokens": self.texts.tokens}
 
     def build(self) -> list[BuiltVariant | FailedVariant]:
         """Export to OpenVINO, and make the other precisions from the export."""
@@ -299,8 +248,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         self.network = load(self.checkpoint)
         self.progress("exporting to OpenVINO")
         exported = export.export(self.network)
-        tokenizer_files = self._convert_tokenizer()
-        whole = self._write(exported, "fp32", tokenizer_files)
+        whole = self._write(exported, "fp32")
         built: list[BuiltVariant | FailedVariant] = [BuiltVariant(REFERENCE, "torch", "fp32", None), whole]
         for precision in self.precisions:
             self.progress(f"compressing weights to {precision}")
@@ -309,26 +257,15 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
                     import openvino
 
                     model: Any = openvino.Core().read_model(whole.path)
-                built.append(self._write(model, precision, tokenizer_files, made_from=EXPORT))
+                built.append(self._write(model, precision, made_from=EXPORT))
             except Exception as error:  # an exception of a library that concerns one variant
                 built.append(FailedVariant(f"openvino-{precision}", describe_error(error)))
         return built
 
-    def _convert_tokenizer(self) -> list[Path]:
-        """Convert the tokenizer for OpenVINO; without it, the model lacks only structured output."""
-        self.progress("converting the tokenizer")
-        folder = self.folder / "tokenizer"
-        vocabulary = self.network.vocabulary
-        self.unstructured = write_tokenizer(self.checkpoint, self.tokenizer, self.texts.compared, vocabulary, folder)
-        if self.unstructured:
-            self.progress(f"structured output will not be available: {self.unstructured}")
-        return list(folder.iterdir())
-
-    def _write(self, model: Any, precision: str, tokenizer_files: Sequence[Path], made_from: str = "") -> BuiltVariant:
+    def _write(self, model: Any, precision: str, made_from: str = "") -> BuiltVariant:
         name = f"openvino-{precision}"
         file = write_weights(model, self.folder / name, precision, self.texts.fitted)
-        copies = tuple(Path(shutil.copy(part, file.parent)) for part in tokenizer_files)
-        return BuiltVariant(name, "openvino", precision, file, copies, made_from)
+        return BuiltVariant(name, "openvino", precision, file, made_from)
 
     def evaluate(self, variant: BuiltVariant) -> tuple[CausalNetwork | ServedGraph, Predictions]:
         """Evaluate a variant; an export runs as on the server."""

@@ -281,8 +281,6 @@ def facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "measured on", conditions(manifest)
     tokens = f" of {settings['tokens']} tokens" if "tokens" in settings else ""
     yield "compared on", f"{settings.get('samples', '?')} samples{tokens}, {settings.get('data', 'built-in')}"
-    if (problem := settings.get("structured_output", "yes")) != "yes":
-        yield "structured output", f"not available on OpenVINO: {problem}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
 
 

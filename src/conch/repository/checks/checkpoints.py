@@ -21,7 +21,6 @@ from conch.checkpoints.task import canonical, misfit, suggested_task
 from conch.config.reading import read_small
 from conch.config.signature import parameters
 from conch.core.errors import ConchError
-from conch.core.sampling import TEXT_GENERATION
 from conch.machine import extras
 from conch.repository.checks.finding import CheckedModel, Finding, line_of, with_fix
 
@@ -36,10 +35,13 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def engine_problem(engine: str, task: str = "") -> tuple[str, str]:
-    """Return why the engine cannot run on this machine, and the command that installs it; both empty if it can."""
+def engine_problem(engine: str, *, gguf: bool = False) -> tuple[str, str]:
+    """Return why the engine cannot run on this machine, and the command that installs it; both empty if it can.
+
+    ``gguf``: it is to serve a GGUF file.
+    """
     modules = _MODULES.get(engine, ())
-    if engine == "openvino" and task == TEXT_GENERATION:
+    if engine == "openvino" and gguf:
         modules = (*modules, "openvino_genai")
     absent = [module for module in modules if not is_installed(module)]
     if not absent:
@@ -145,7 +147,7 @@ def _check_checkpoint(options_file: _OptionsFile, document: Mapping[str, Any]) -
             f"task '{options.task}' does not fit the checkpoint, which is a {named}",
             f"remove 'task', or choose a checkpoint whose architecture is {' or '.join(architectures)}",
         )
-    problem, command = engine_problem(checkpoint.engine, checkpoint.task)
+    problem, command = engine_problem(checkpoint.engine, gguf=checkpoint.gguf is not None)
     if problem:
         yield replace(options_file.finding(problem, command), severity="warning")
 

@@ -176,6 +176,24 @@ def test_graphs_with_other_inputs_are_refused_by_name(directory: Path, tmp_path:
     assert refused.value.code is Code.INVALID_ARG
 
 
+def test_graphs_with_a_state_of_another_kind_are_refused(directory: Path, tmp_path: Path) -> None:
+    """All sequences would share it."""
+    model: Any = openvino.Core().read_model(directory / "openvino_model.xml")
+    reader = model.output("logits").get_node().input(0)
+    names = reader.get_source_output().get_names()
+    reader.get_source_output().get_tensor().set_names(set())
+    state = ops.read_value(ops.constant(np.zeros((1, 1, VOCABULARY), np.float32)), "recurrent.0")
+    changed = ops.add(state, reader.get_source_output())
+    changed.output(0).get_tensor().set_names(names)
+    reader.replace_source_output(changed.output(0))
+    last = ops.gather(changed, ops.constant(np.array([-1])), ops.constant(np.int64(1)))
+    model.add_sinks([ops.assign(last, "recurrent.0")])
+    openvino.save_model(model, tmp_path / "openvino_model.xml", compress_to_fp16=False)
+    with pytest.raises(ConchError, match=r"keeps state besides the KV cache of attention, 'recurrent\.0'") as refused:
+        OpenVinoDecoder(spec(tmp_path))
+    assert refused.value.code is Code.INVALID_ARG
+
+
 def test_graphs_without_a_cache_are_refused(tmp_path: Path) -> None:
     ids = ops.parameter([-1, -1], openvino.Type.i64, name="input_ids")
     ids.output(0).get_tensor().set_names({"input_ids"})

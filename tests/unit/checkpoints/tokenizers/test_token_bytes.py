@@ -69,12 +69,3 @@ def test_tokens_without_a_text_of_their_own_are_refused(decoder: Any, message: s
     with pytest.raises(ConchError, match=message) as refused:
         token_bytes(opened(byte_level(), decoder))
     assert refused.value.code is Code.UNSUPPORTED
-
-
-def test_another_table_of_the_tokens_is_compared() -> None:
-    known = token_bytes(opened(byte_level()))
-
-    assert known.difference({0: b"special", 7: known.tokens[7]}) == ""
-    assert known.difference({7: known.tokens[7], known.tokens.index(b" "): "Ġ".encode()}).endswith(
-        "is b'\\xc4\\xa0' and not b' '"
-    )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("openvino_genai")
+pytest.importorskip("openvino")
 
 import openvino
 import torch

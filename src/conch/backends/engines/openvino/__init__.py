@@ -1,26 +1,32 @@
-"""The engine ``openvino``: runs OpenVINO exports and GGUF files on the CPU with OpenVINO GenAI.
+"""The engine ``openvino``: runs OpenVINO exports and GGUF files on the CPU, over OpenVINO's paged attention.
 
 OpenVINO is imported when ``open`` is called, in a worker.
 """
 
 from __future__ import annotations
 
+from conch.backends.batching.batcher import InFlightBatcher
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.checkpoints.gguf import openvino_problem, other_engines
 from conch.core.errors import invalid
 from conch.machine import extras
 
 
+class OpenVinoEngine(InFlightBatcher):
+    """The in-flight batcher over a decoder of OpenVINO."""
+
+    name = "openvino"
+
+
 def open(spec: EngineSpec) -> GenerationEngine:
     """Load a model.
 
-    Raises INVALID_ARG for a model that cannot be loaded, UNSUPPORTED if openvino-genai is not installed.
+    Raises INVALID_ARG for a model that cannot be loaded, UNSUPPORTED if openvino is not installed, or openvino-genai
+    for a GGUF file.
     """
     if spec.device != "cpu":
         raise invalid("engine 'openvino' runs on the CPU only")
     if spec.draft is not None:
-        # In GenAI 2026.4, a step may never return after a request was cancelled, and a prompt that is read in parts
-        # gets a wrong first token.
         raise invalid("speculative decoding is not supported by engine 'openvino'")
     if spec.gguf is not None:
         if problem := openvino_problem(spec.gguf, str(spec.config.get("model_type", "")), bool(spec.adapters)):
@@ -28,9 +34,10 @@ def open(spec: EngineSpec) -> GenerationEngine:
             raise invalid(
                 f"engine 'openvino' cannot serve {spec.source}: {problem}; set parameter 'engine' to {others}"
             )
+        extras.require("engine 'openvino' for a GGUF file", "openvino", "openvino_genai")
     elif not (spec.directory / "openvino_model.xml").is_file():
         raise invalid(f"engine 'openvino' needs an exported model: {spec.directory} has no openvino_model.xml")
-    extras.require("engine 'openvino'", "openvino", "openvino_genai")
-    from conch.backends.engines.openvino.engine import OpenVinoGenAIEngine
+    extras.require("engine 'openvino'", "openvino")
+    from conch.backends.engines.openvino.decoder import OpenVinoDecoder
 
-    return OpenVinoGenAIEngine(spec)
+    return OpenVinoEngine(OpenVinoDecoder(spec), spec)
