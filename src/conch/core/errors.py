@@ -21,6 +21,9 @@ _LONGEST_NAME = 64
 #: The longest message that is sent to a client (characters); a model's traceback is far shorter.
 MOST_CHARACTERS = 16 << 10
 
+#: The message of UNAVAILABLE for a request that a full queue refuses, as in Triton.
+QUEUE_FULL = "Exceeds maximum queue size"
+
 
 class Code(Enum):
     """An error code; its value is the name in Triton's logs and reasons."""

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
-from conch.core.errors import Code, ConchError, cancelled, unavailable
+from conch.core.errors import QUEUE_FULL, Code, ConchError, cancelled, unavailable
 from conch.core.inference import InferRequest
 
 NS_PER_US = 1000
@@ -252,4 +252,4 @@ class RequestQueue:
 
 
 def _full(request: InferRequest) -> ConchError:
-    return request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
+    return request.error(QUEUE_FULL, Code.UNAVAILABLE)

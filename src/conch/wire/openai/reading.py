@@ -96,6 +96,10 @@ class Fields:
         """Return the path of a member."""
         return f"{self.path}.{member}" if self.path else member
 
+    def has(self, member: str) -> bool:
+        """Whether a member has a value and has not been taken."""
+        return self._members.get(member) is not None
+
     def take(self, member: str) -> Any:
         """Take a member of any type."""
         self._known.add(member)

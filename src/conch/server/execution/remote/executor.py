@@ -13,7 +13,7 @@ from typing import Final
 from conch.client.transport import ConnectionFailedError, LostError, UnreachableError
 from conch.config.remote import RemoteSettings, check_urls, read_url
 from conch.config.schema import ModelConfig
-from conch.core.errors import Code, ConchError, cancelled, internal, unavailable
+from conch.core.errors import QUEUE_FULL, Code, ConchError, cancelled, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.server.execution.executor import Executor
 from conch.server.execution.remote.endpoints import Assignment, Endpoints, LostSequences
@@ -194,7 +194,7 @@ class RemoteExecutor(Executor):
         if self._stopped:
             raise unavailable(f"model '{self._name}' is not available: {_STOPPING}")
         if len(self._tasks) >= self._limit:
-            raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
+            raise request.error(QUEUE_FULL, Code.UNAVAILABLE)
         request.hold_copies()
         assignment = self.endpoints.take(request, self._affinity(request))
         request.times.queued = request.times.started = monotonic_ns()

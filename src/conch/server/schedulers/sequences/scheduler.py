@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from conch.config.schema import ModelConfig
-from conch.core.errors import Code, ConchError, cancelled, internal, invalid, unavailable
+from conch.core.errors import QUEUE_FULL, Code, ConchError, cancelled, internal, invalid, unavailable
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature, ignore
 from conch.server.schedulers.batching import BatchDecision, DynamicBatcher, Scheduler
 from conch.server.schedulers.ordering import InOrder
@@ -336,7 +336,7 @@ class SequenceScheduler(Scheduler):
                 "the START flag on the first request of the sequence"
             )
         if self.policy.limit and len(self) >= self.policy.limit:
-            raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
+            raise request.error(QUEUE_FULL, Code.UNAVAILABLE)
         if sequence is None:
             sequence = self._begin_sequence(request, now)
         elif starts:

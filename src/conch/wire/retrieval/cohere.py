@@ -1,0 +1,227 @@
+"""Cohere's ``/v2/embed``, ``/v1/embed`` and ``/rerank``; Jina's ``/v1/rerank``, whose members and results are included.
+
+Errors are ``{"message": …}``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from conch.core.errors import Code
+from conch.core.inference import ModelSignature
+from conch.core.tensors import WireTensor
+from conch.wire.openai.reading import ApiError, Fields, wrong
+from conch.wire.retrieval.inputs import (
+    MAX_LENGTH,
+    Options,
+    checked_texts,
+    counted,
+    empty,
+    read_list,
+    read_prompt,
+    text_inputs,
+)
+from conch.wire.retrieval.models import SCORE, vector_output
+from conch.wire.retrieval.openai import SIDES, check_dimensions
+from conch.wire.retrieval.plans import Array, DecodedRequest, Results, RetrievalPlan, document, new_id
+from conch.wire.retrieval.vectors import DTYPES, RELATIVE, SCALED, base64, quantized, shortened
+
+#: Request parameter: the maximum number of tokens of the second text of a pair.
+MAX_PAIR_TOKENS: Final = "max_pair_tokens"
+_SIZES: Final = "output_dimension"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohereEmbedPlan(RetrievalPlan):
+    """The ``types`` of the vectors, each with its own list; ``by_type`` False is the older form with one list."""
+
+    version: str
+    texts: list[str]
+    types: list[str]
+    dimensions: int
+    by_type: bool
+
+    def body(self, model: str, results: Results) -> bytes:
+        vectors = shortened(results.numbers(self.outputs[0]), self.dimensions, member=_SIZES)
+        embeddings = {kind: _vectors(vectors, kind) for kind in self.types}
+        meta: dict[str, Any] = {
+            "api_version": {"version": self.version},
+            "billed_units": {"input_tokens": results.tokens},
+        }
+        if any(kind in SCALED for kind in self.types):
+            meta["warnings"] = [RELATIVE]
+        return document(
+            {
+                "id": new_id(),
+                "embeddings": embeddings if self.by_type else embeddings["float"],
+                "texts": self.texts,
+                "meta": meta,
+                "response_type": "embeddings_by_type" if self.by_type else "embeddings_floats",
+            }
+        )
+
+
+def _vectors(vectors: Array, kind: str) -> Any:
+    if kind == "base64":
+        return [base64(vector) for vector in vectors]
+    return quantized(vectors, kind, member="embedding_types")
+
+
+def read_embed(fields: Fields, signature: ModelSignature) -> DecodedRequest:
+    """Read a request to ``/v2/embed``."""
+    return _embed(fields, signature, "2")
+
+
+def read_embed_v1(fields: Fields, signature: ModelSignature) -> DecodedRequest:
+    """Read a request to ``/v1/embed``."""
+    return _embed(fields, signature, "1")
+
+
+def _embed(fields: Fields, signature: ModelSignature, version: str) -> DecodedRequest:
+    texts = _texts(fields)
+    types = fields.strings("embedding_types")
+    for kind in types or ():
+        if kind not in (*DTYPES, "base64"):
+            raise wrong("embedding_types", kind, f"one of {', '.join(DTYPES)}, base64")
+    dimensions = fields.integer(_SIZES, 1, 2**31 - 1) or 0
+    options = read_prompt(fields, "input_type")
+    side = fields.text("truncate")
+    if side is not None and side not in SIDES:
+        raise wrong("truncate", side, "NONE, START or END")
+    length = fields.integer("max_tokens", 1, 2**31 - 1)
+    options = replace(options, truncation=SIDES[side or "END"], max_length=length)
+    fields.ignore("priority")
+    fields.finish()
+    output = vector_output(signature)
+    check_dimensions(signature, dimensions, _SIZES)
+    inputs, rows = text_inputs(signature, texts, options, output=output)
+    plan = CohereEmbedPlan(
+        rows=rows, outputs=counted(signature, output), parameters=options.parameters, version=version, texts=texts,
+        types=list(dict.fromkeys(types or ["float"])), dimensions=dimensions,
+        by_type=version == "2" or types is not None,
+    )  # fmt: skip
+    return DecodedRequest(plan, inputs)
+
+
+def _texts(fields: Fields) -> list[str]:
+    """Take ``texts``, or ``inputs`` whose contents are texts."""
+    if fields.take("images") is not None:
+        raise ApiError("'images' are not supported by this model", "images", code=Code.UNSUPPORTED)
+    inputs = fields.array("inputs")
+    if inputs is None:
+        return checked_texts(read_list(fields, "texts"), "texts")
+    if fields.take("texts") is not None:
+        raise ApiError("'texts' cannot be combined with 'inputs'", "texts")
+    texts = []
+    for index, item in enumerate(read_list(Fields({"inputs": inputs}), "inputs")):
+        path = f"inputs[{index}].content"
+        content = item.get("content") if type(item) is dict else None
+        if type(content) is not list or not content:
+            raise wrong(path, content, "an array of parts")
+        texts.append("\n".join([_part(part, f"{path}[{number}]") for number, part in enumerate(content)]))
+    return checked_texts(texts, "inputs")
+
+
+def _part(part: Any, path: str) -> str:
+    kind = part.get("type") if type(part) is dict else None
+    if kind != "text":
+        raise wrong(f"{path}.type", kind, "text: this model embeds nothing else")
+    if type(part.get("text")) is not str:
+        raise wrong(f"{path}.text", part.get("text"), "a string")
+    return str(part["text"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingPlan(RetrievalPlan):
+    """The ``documents`` to return (None: their indices alone), and the number of results, at most ``top_n``."""
+
+    documents: list[str] | None
+    top_n: int
+
+    def body(self, model: str, results: Results) -> bytes:
+        scores = results.numbers(SCORE)[:, 0]
+        ranked = []
+        for index in best(scores)[: self.top_n]:
+            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+            if self.documents is not None:
+                result["document"] = {"text": self.documents[index]}
+            ranked.append(result)
+        tokens = results.tokens
+        return document(
+            {
+                "id": new_id(),
+                "model": model,
+                "object": "list",
+                "results": ranked,
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+                "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+            }
+        )
+
+
+def best(scores: Array) -> list[int]:
+    """Return the indices of FP32 ``[n]`` by score, the best first; equal scores keep their order."""
+    return [int(index) for index in np.argsort(-scores, kind="stable")]
+
+
+def read_rerank(fields: Fields, signature: ModelSignature) -> DecodedRequest:
+    """Read a request to ``/rerank`` or ``/v1/rerank``, which returns the documents unless told not to, as Jina does."""
+    return _rerank(fields, signature, shows=True)
+
+
+def read_rerank_v2(fields: Fields, signature: ModelSignature) -> DecodedRequest:
+    """Read a request to ``/v2/rerank``, which returns the documents only on request, as Cohere does."""
+    return _rerank(fields, signature, shows=False)
+
+
+def _rerank(fields: Fields, signature: ModelSignature, *, shows: bool) -> DecodedRequest:
+    query = fields.required_text("query")
+    documents = [_document(item, index) for index, item in enumerate(read_list(fields, "documents"))]
+    checked_texts(documents, "documents")
+    top_n = fields.integer("top_n", 1, 2**31 - 1) or len(documents)
+    shown = fields.flag("return_documents", shows)
+    length = fields.integer("max_tokens_per_doc", 1, 2**31 - 1)
+    tokens = fields.integer("truncate_prompt_tokens", 1, 2**31 - 1)
+    if not fields.flag("truncation", True):
+        raise ApiError("'truncation' must be true: long documents are truncated", "truncation")
+    named = fields.strings("rank_fields")
+    if named not in (None, ["text"]):
+        raise wrong("rank_fields", named, '["text"]: documents are texts, or objects with a text')
+    fields.refuse("return_embeddings", "max_chunks_per_doc")
+    fields.ignore("priority", "user")
+    fields.finish()
+    inputs, rows = pair_inputs(signature, [query] * len(documents), documents)
+    parameters: dict[str, Any] = {MAX_PAIR_TOKENS: length, MAX_LENGTH: tokens}
+    plan = RankingPlan(
+        rows=rows, outputs=counted(signature, SCORE), documents=documents if shown else None, top_n=top_n,
+        parameters={name: value for name, value in parameters.items() if value is not None},
+    )  # fmt: skip
+    return DecodedRequest(plan, inputs)
+
+
+def pair_inputs(
+    signature: ModelSignature, firsts: list[str], seconds: list[str], options: Options | None = None
+) -> tuple[list[dict[str, WireTensor]], list[int]]:
+    """Return the inputs of requests that score pairs. Raises UNSUPPORTED for a model with several scores per pair."""
+    classes = signature.outputs[SCORE].dims[-1]
+    if classes > 1:
+        raise ApiError(
+            f"model '{signature.name}' has {classes} scores for each pair; an order needs one: use "
+            f"/v2/models/{signature.name}/infer",
+            "model",
+            code=Code.UNSUPPORTED,
+        )
+    return text_inputs(signature, firsts, options or Options(), output=SCORE, pairs=seconds)
+
+
+def _document(item: Any, index: int) -> str:
+    text = item.get("text") if type(item) is dict else item
+    if type(text) is not str:
+        path = f"documents[{index}].text" if type(item) is dict else f"documents[{index}]"
+        raise wrong(path, text, "a string" if type(item) is dict else "a string or an object with a text")
+    if not text:
+        raise empty(f"documents[{index}]")
+    return text

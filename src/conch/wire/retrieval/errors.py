@@ -1,0 +1,49 @@
+"""Errors in the forms of Cohere and of TEI."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from conch.core.errors import QUEUE_FULL, Code, ConchError, clipped
+from conch.wire.json import text
+from conch.wire.openai.reading import ApiError
+from conch.wire.retrieval.inputs import EMPTY, TOO_MANY
+
+#: TEI's types of errors and their statuses, by error code. A model refuses texts that are too long as INVALID_ARG.
+_TEI: Final = {
+    Code.UNKNOWN: ("Backend", 424),
+    Code.INTERNAL: ("Backend", 424),
+    Code.NOT_FOUND: ("Validation", 404),
+    Code.INVALID_ARG: ("Validation", 413),
+    Code.UNAVAILABLE: ("Unhealthy", 503),
+    Code.UNSUPPORTED: ("Backend", 424),
+    Code.ALREADY_EXISTS: ("Validation", 422),
+    Code.CANCELLED: ("Overloaded", 429),
+}
+#: The same for the reasons of errors in a request body; other reasons are ``Validation`` with 422.
+_TEI_REASONS: Final = {EMPTY: ("Empty", 400), TOO_MANY: ("Validation", 413)}
+
+
+def cohere_body(error: ConchError) -> bytes:
+    """Return the body of an error response of Cohere's API."""
+    return text.dumps({"message": _shown(error)})
+
+
+def tei_error(error: ConchError) -> tuple[str, int]:
+    """Return TEI's type of an error, and its HTTP status."""
+    if isinstance(error, ApiError) and error.code is Code.INVALID_ARG:
+        return _TEI_REASONS.get(error.reason or "", ("Validation", 422))
+    if error.code is Code.UNAVAILABLE and QUEUE_FULL in error.message:
+        return "Overloaded", 429
+    if error.code is Code.INVALID_ARG and "cannot be tokenised" in error.message:
+        return "Tokenizer", 422
+    return _TEI[error.code]
+
+
+def tei_body(error: ConchError, kind: str) -> bytes:
+    """Return the body of an error response of TEI."""
+    return text.dumps({"error": _shown(error), "error_type": kind})
+
+
+def _shown(error: ConchError) -> str:
+    return str(text.string(text.utf8(clipped(error.public))))

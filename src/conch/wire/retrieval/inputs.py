@@ -1,0 +1,221 @@
+"""Reads the texts and options of requests for retrieval, and converts them to the inputs of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from conch.core.inference import ModelSignature, ParameterValue
+from conch.core.tensors import WireTensor
+from conch.wire.openai.inputs import text_tensor
+from conch.wire.openai.models import PROMPT
+from conch.wire.openai.reading import ApiError, Fields, wrong
+from conch.wire.retrieval.models import COUNT, PAIR
+
+#: Maximum number of texts in a request.
+MAX_TEXTS: Final = 2048
+#: Largest token id.
+MAX_TOKEN: Final = 2**31 - 1
+#: ``reason`` of errors that some APIs report with a status of their own.
+EMPTY: Final = "empty_input"
+TOO_MANY: Final = "too_many_inputs"
+
+#: The input of a model for token ids in place of texts: INT32 rows, padded at the end with ``NO_TOKEN``.
+TOKEN_IDS: Final = "token_ids"
+NO_TOKEN: Final = -1
+#: The inputs that choose a prompt: by its name, or for a query or a document.
+PROMPT_NAME: Final = "prompt_name"
+TASK: Final = "task"
+#: Request parameters: the text before each text, the side on which long texts are truncated (or ``refuse``), and the
+#: maximum number of tokens.
+PROMPT_TEXT: Final = "prompt"
+TRUNCATION: Final = "truncation"
+MAX_LENGTH: Final = "max_length"
+
+#: Names of queries and documents in ``input_type`` and ``task`` of several APIs.
+_TASKS: Final = {
+    "query": "query", "search_query": "query", "retrieval.query": "query",
+    "document": "document", "passage": "document", "search_document": "document", "retrieval.passage": "document",
+}  # fmt: skip
+
+Texts = list[str] | list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How texts are prepared: the prompt, by one of ``prompt_name``, ``task`` and ``prompt``, and truncation.
+
+    ``truncation`` is ``left``, ``right`` or ``refuse``; None leaves it to the model. ``members`` are the names of the
+    options in the request, for errors.
+    """
+
+    prompt_name: str | None = None
+    task: str | None = None
+    prompt: str | None = None
+    truncation: str | None = None
+    max_length: int | None = None
+    members: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> dict[str, ParameterValue]:
+        """The request parameters."""
+        values = {PROMPT_TEXT: self.prompt, TRUNCATION: self.truncation, MAX_LENGTH: self.max_length}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def read_list(fields: Fields, member: str, maximum: int = MAX_TEXTS) -> list[Any]:
+    """Take a required member: an array, or a single value as an array of one. Raises ApiError for none or too many."""
+    value = fields.take(member)
+    if value is None:
+        raise fields.missing(member)
+    path = fields.name(member)
+    listed = value if type(value) is list else [value]
+    if not listed:
+        raise ApiError(f"'{path}' must not be empty", path, reason=EMPTY)
+    if len(listed) > maximum:
+        raise ApiError(f"'{path}' has {len(listed)} elements; at most {maximum} are allowed", path, reason=TOO_MANY)
+    return listed
+
+
+def checked_texts(values: Iterable[Any], path: str) -> list[str]:
+    """Return ``values``, which must be texts that are not empty. Raises ApiError with the path of any other."""
+    listed = list(values)
+    for index, text in enumerate(listed):
+        if type(text) is not str:
+            raise wrong(f"{path}[{index}]", text, "a string")
+        if not text:
+            raise empty(path if len(listed) == 1 else f"{path}[{index}]")
+    return listed
+
+
+def empty(path: str) -> ApiError:
+    """Return the error for an empty text."""
+    return ApiError(f"'{path}' must not be empty", path, reason=EMPTY)
+
+
+def read_texts(fields: Fields, member: str, maximum: int = MAX_TEXTS) -> list[str]:
+    """Take one text or several. Raises ApiError for none, too many, and values that are not texts."""
+    return checked_texts(read_list(fields, member, maximum), fields.name(member))
+
+
+def read_texts_or_tokens(fields: Fields, member: str) -> Texts:
+    """Take one text or several, or the token ids of one text or of several."""
+    path = fields.name(member)
+    listed = read_list(fields, member, MAX_TOKEN)
+    if type(listed[0]) is int:
+        return [checked_tokens(listed, path)]
+    if len(listed) > MAX_TEXTS:
+        raise ApiError(f"'{path}' has {len(listed)} elements; at most {MAX_TEXTS} are allowed", path, reason=TOO_MANY)
+    if type(listed[0]) is list:
+        return [checked_tokens(tokens, f"{path}[{index}]") for index, tokens in enumerate(listed)]
+    return checked_texts(listed, path)
+
+
+def checked_tokens(ids: Any, path: str) -> list[int]:
+    """Return ``ids``, which must be token ids, at least one. Raises ApiError with the path of any other value."""
+    if type(ids) is not list:
+        raise wrong(path, ids, "an array of token ids")
+    if not ids:
+        raise empty(path)
+    for index, id in enumerate(ids):
+        if type(id) is not int or not 0 <= id <= MAX_TOKEN:
+            raise wrong(f"{path}[{index}]", id, f"a token id, from 0 to {MAX_TOKEN}")
+    return ids
+
+
+def read_prompt(fields: Fields, *members: str) -> Options:
+    """Take ``prompt_name`` and ``prompt``, and the ``members`` that choose a query or a document.
+
+    Any other value of ``members`` (``classification``, ``clustering`` …) is the name of a prompt. Raises ApiError for
+    several of them.
+    """
+    options, chosen = Options(), ""
+    for member in (*members, PROMPT_NAME, PROMPT_TEXT):
+        value = fields.text(member)
+        if value is None:
+            continue
+        if chosen:
+            raise ApiError(f"'{fields.name(member)}' cannot be combined with '{chosen}'", fields.name(member))
+        chosen = fields.name(member)
+        if member in (PROMPT_NAME, PROMPT_TEXT):
+            named: dict[str, Any] = {member: value}
+            options = replace(options, **named, members={member: chosen})
+        elif value in _TASKS:
+            options = replace(options, task=_TASKS[value], members={TASK: chosen})
+        else:
+            options = replace(options, prompt_name=value, members={PROMPT_NAME: chosen})
+    return options
+
+
+def batches(count: int, signature: ModelSignature, *, output: str) -> list[slice]:
+    """Divide ``count`` rows into requests that the model takes: of its maximum batch size, or one by one."""
+    spec = signature.inputs[PROMPT]
+    whole = spec.dims == (-1,) and output in signature.outputs and len(signature.outputs[output].dims) == 2
+    size = signature.max_batch_size or (count if whole else 1)
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def text_inputs(
+    signature: ModelSignature,
+    texts: Texts,
+    options: Options,
+    *,
+    output: str,
+    pairs: Sequence[str] | None = None,
+) -> tuple[list[dict[str, WireTensor]], list[int]]:
+    """Return the inputs of the requests to a model, and the rows of each.
+
+    Raises ApiError for an option or for token ids that the model does not take.
+    """
+    inputs, rows = [], []
+    for part in batches(len(texts), signature, output=output):
+        chunk: list[Any] = list(texts[part])
+        if type(chunk[0]) is list:
+            tensors = {TOKEN_IDS: _token_tensor(signature, chunk)}
+        else:
+            tensors = {PROMPT: _texts_tensor(signature, PROMPT, chunk)}
+        if pairs is not None:
+            tensors[PAIR] = _texts_tensor(signature, PAIR, pairs[part])
+        for name, value in ((PROMPT_NAME, options.prompt_name), (TASK, options.task)):
+            if value is not None and _takes(signature, name, options):
+                tensors[name] = _texts_tensor(signature, name, [value] * len(chunk))
+        inputs.append(tensors)
+        rows.append(len(chunk))
+    return inputs, rows
+
+
+def _takes(signature: ModelSignature, name: str, options: Options) -> bool:
+    """Whether the model has the input ``name``.
+
+    A model without prompts embeds queries and documents in the same way; only a prompt that the client names itself is
+    refused.
+    """
+    if name in signature.inputs:
+        return True
+    member = options.members.get(name, name)
+    if member == PROMPT_NAME:
+        raise ApiError(f"model '{signature.name}' has no prompts, and takes no '{PROMPT_NAME}'", PROMPT_NAME)
+    return False
+
+
+def counted(signature: ModelSignature, *outputs: str) -> tuple[str, ...]:
+    """Return ``outputs`` and, if the model has it, the one that counts tokens."""
+    return (*outputs, COUNT) if COUNT in signature.outputs else outputs
+
+
+def _texts_tensor(signature: ModelSignature, name: str, texts: Sequence[str]) -> WireTensor:
+    return text_tensor(signature, name, [text.encode() for text in texts])
+
+
+def _token_tensor(signature: ModelSignature, rows: Sequence[list[int]]) -> WireTensor:
+    if TOKEN_IDS not in signature.inputs:
+        raise ApiError(f"model '{signature.name}' takes no token ids: send texts", "input")
+    ids = np.full((len(rows), max(map(len, rows))), NO_TOKEN, "<i4")
+    for row, tokens in zip(ids, rows, strict=True):
+        row[: len(tokens)] = tokens
+    shape = ids.shape if signature.max_batch_size else (prod(ids.shape),)
+    return WireTensor(TOKEN_IDS, "INT32", shape, ids.tobytes())

@@ -1,0 +1,92 @@
+"""The kinds of models for retrieval, determined from their declared tensors, and the routes that serve each kind."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from conch.core.errors import Code
+from conch.core.inference import ModelSignature
+from conch.wire.openai.models import PROMPT, chats, embedding_output, embeds, generates
+from conch.wire.openai.reading import ApiError
+
+PAIR: Final = "text_pair"
+SCORE: Final = "score"
+LABEL: Final = "label"
+LOGITS: Final = "logits"
+#: The output with the tokens of each row, as JSON.
+TOKENS: Final = "tokens"
+#: The output with the number of tokens of each row.
+COUNT: Final = "num_input_tokens"
+
+
+class Kind(Enum):
+    """What a model computes from texts; the value completes the sentence "the model … "."""
+
+    DENSE = "embeds texts"
+    RANKER = "scores pairs of texts"
+    CLASSIFIER = "classifies texts"
+    TOKENIZER = "shows the tokens of texts"
+    GENERATOR = "generates text"
+
+
+def kinds(signature: ModelSignature) -> list[Kind]:
+    """Return the kinds of a model, the main one first; none if no route but the Triton ones serves it."""
+    tokenizes = TOKENS in signature.outputs and PROMPT in signature.inputs
+    return [*_main_kind(signature), *([Kind.TOKENIZER] if tokenizes else [])]
+
+
+def _main_kind(signature: ModelSignature) -> list[Kind]:
+    if embeds(signature):
+        return [Kind.DENSE]
+    if _is_score(signature) and LABEL not in signature.outputs and PAIR in signature.inputs:
+        return [Kind.RANKER]
+    if PROMPT in signature.inputs and LABEL in signature.outputs and SCORE in signature.outputs:
+        # Other inputs that a request must have belong to other tasks, such as zero-shot classification.
+        required = {name for name, spec in signature.inputs.items() if not spec.optional}
+        return [Kind.CLASSIFIER] if required <= {PROMPT} else []
+    return [Kind.GENERATOR] if generates(signature) or chats(signature) else []
+
+
+def _is_score(signature: ModelSignature) -> bool:
+    spec = signature.outputs.get(SCORE)
+    return PROMPT in signature.inputs and spec is not None and spec.datatype == "FP32"
+
+
+#: The routes of each kind, in the API of TEI and in the others.
+TEI_ROUTES: Final = {
+    Kind.DENSE: "/embed", Kind.RANKER: "/rerank", Kind.CLASSIFIER: "/predict",
+    Kind.TOKENIZER: "/tokenize", Kind.GENERATOR: "/v1/chat/completions",
+}  # fmt: skip
+ROUTES: Final = {
+    Kind.DENSE: "/v1/embeddings", Kind.RANKER: "/rerank", Kind.CLASSIFIER: "/classify",
+    Kind.TOKENIZER: "/tokenize", Kind.GENERATOR: "/v1/chat/completions",
+}  # fmt: skip
+
+
+def require(signature: ModelSignature, accepted: tuple[Kind, ...], routes: dict[Kind, str]) -> Kind:
+    """Return the kind of a model, which must be one of ``accepted``.
+
+    Raises UNSUPPORTED for any other model, naming the route in ``routes`` that serves it.
+    """
+    own = kinds(signature)
+    for kind in own:
+        if kind in accepted:
+            return kind
+    wanted = " or ".join(kind.value for kind in accepted)
+    if not own:
+        raise ApiError(
+            f"this route needs a model that {wanted}; '{signature.name}' has only /v2/models/{signature.name}/infer",
+            "model",
+            code=Code.UNSUPPORTED,
+        )
+    raise ApiError(
+        f"this route needs a model that {wanted}; '{signature.name}' {own[0].value}: use {routes[own[0]]}",
+        "model",
+        code=Code.UNSUPPORTED,
+    )
+
+
+def vector_output(signature: ModelSignature) -> str:
+    """Return the name of the output with a vector per text."""
+    return embedding_output(signature) or ""

@@ -1,0 +1,113 @@
+"""The plan of a response: how the outputs of a model become the body.
+
+The plan is created together with the inputs of the requests to the model, possibly in an offloading process, and
+writes the body when all requests have completed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from conch.core.errors import internal
+from conch.core.inference import ParameterValue
+from conch.core.tensors import NATIVE_FORMAT, WireTensor, split_bytes
+from conch.wire.retrieval.models import COUNT
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalPlan(ABC):
+    """``rows`` are the numbers of rows of the requests to the model, and ``outputs`` the outputs that they name.
+
+    ``parameters`` are the request parameters of each. ``texts`` are the member with the texts, for errors.
+    """
+
+    rows: list[int]
+    outputs: tuple[str, ...]
+    parameters: dict[str, ParameterValue]
+
+    @abstractmethod
+    def body(self, model: str, results: Results) -> bytes:
+        """Return the response body. Raises INTERNAL for outputs that do not fit the request."""
+
+
+class Results:
+    """The outputs of all requests to a model, in the order of the rows."""
+
+    def __init__(self, plan: RetrievalPlan, parts: Sequence[Sequence[WireTensor]]) -> None:
+        self._rows = plan.rows
+        self._parts: list[Mapping[str, WireTensor]] = [{tensor.name: tensor for tensor in part} for part in parts]
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all texts, 0 if the model does not count them."""
+        if not all(COUNT in part for part in self._parts):
+            return 0
+        return int(sum(int(_numbers(part[COUNT]).sum()) for part in self._parts))
+
+    def numbers(self, name: str) -> Array:
+        """Return an output of numbers as ``[rows, elements]``. Raises INTERNAL if it has other rows."""
+        return np.concatenate(self._by_part(name))
+
+    def ragged(self, name: str) -> list[Array]:
+        """Return an output of numbers row by row, as flat arrays whose size may differ between requests."""
+        return [row for part in self._by_part(name) for row in part]
+
+    def texts(self, name: str) -> list[list[str]]:
+        """Return the elements of a BYTES output, row by row."""
+        listed: list[list[str]] = []
+        for part, rows in zip(self._parts, self._rows, strict=True):
+            elements = [element.decode("utf-8", "replace") for element in split_bytes(_tensor(part, name).data)]
+            size = _row_size(name, len(elements), rows)
+            listed += [elements[size * row : size * (row + 1)] for row in range(rows)]
+        return listed
+
+    def _by_part(self, name: str) -> list[Array]:
+        arrays = []
+        for part, rows in zip(self._parts, self._rows, strict=True):
+            numbers = _numbers(_tensor(part, name))
+            arrays.append(numbers.reshape(rows, _row_size(name, numbers.size, rows)))
+        return arrays
+
+
+def _tensor(part: Mapping[str, WireTensor], name: str) -> WireTensor:
+    if name not in part:
+        raise internal(f"the model gave no output '{name}'")
+    return part[name]
+
+
+def _numbers(tensor: WireTensor) -> Array:
+    return np.frombuffer(tensor.data, np.dtype(NATIVE_FORMAT[tensor.datatype]))
+
+
+def _row_size(name: str, elements: int, rows: int) -> int:
+    size, rest = divmod(elements, rows)
+    if rest or not size:
+        raise internal(f"the model's output '{name}' has {elements} elements, which are not {rows} rows")
+    return size
+
+
+class DecodedRequest(NamedTuple):
+    """The plan of a response and the inputs of each request to the model."""
+
+    plan: RetrievalPlan
+    inputs: list[dict[str, WireTensor]]
+
+
+def document(members: dict[str, Any] | list[Any]) -> bytes:
+    """Return the JSON of a body; numpy numbers and arrays are written as JSON numbers."""
+    return orjson.dumps(members, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def new_id(prefix: str = "") -> str:
+    """Return an identifier for a response."""
+    return f"{prefix}{uuid4().hex}"

@@ -1,0 +1,218 @@
+"""vLLM's ``/score``, ``/classify``, ``/pooling``, ``/tokenize`` and ``/detokenize``, with OpenAI's error object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+import numpy as np
+import orjson
+
+from conch.core.inference import ModelSignature
+from conch.wire.openai.reading import ApiError, Fields, wrong
+from conch.wire.openai.sampling import IGNORED
+from conch.wire.retrieval.cohere import pair_inputs
+from conch.wire.retrieval.inputs import (
+    Options,
+    checked_tokens,
+    counted,
+    read_texts,
+    read_texts_or_tokens,
+    text_inputs,
+)
+from conch.wire.retrieval.models import LABEL, LOGITS, SCORE, TOKENS, Kind, kinds, vector_output
+from conch.wire.retrieval.openai import check_dimensions, read_options, truncated, usage
+from conch.wire.retrieval.plans import Array, DecodedRequest, Results, RetrievalPlan, document, new_id
+from conch.wire.retrieval.vectors import base64, normalized, shortened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoresPlan(RetrievalPlan):
+    """The scores of ``pairs`` pairs: those of the model, or the cosine of the vectors of their texts.
+
+    With vectors, the rows are the first texts (one, or one per pair) and then the second ones.
+    """
+
+    pairs: int
+
+    def body(self, model: str, results: Results) -> bytes:
+        if self.outputs[0] == SCORE:
+            scores = results.numbers(SCORE)[:, 0]
+        else:
+            vectors = normalized(results.numbers(self.outputs[0]))
+            count = len(vectors) - self.pairs
+            scores = cosines(vectors[:count], vectors[count:])
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        return document(_listed(model, "score", data, results))
+
+
+def cosines(firsts: Array, seconds: Array) -> Array:
+    """Return the products of FP32 vectors ``[1 or n, size]`` and ``[n, size]`` of length 1, row by row."""
+    return np.asarray((firsts.astype(np.float64) * seconds).sum(1), np.float32)
+
+
+def _listed(model: str, prefix: str, data: list[Any], results: Results) -> dict[str, Any]:
+    return {
+        "id": new_id(f"{prefix}-"),
+        "object": "list",
+        "created": int(time()),
+        "model": model,
+        "data": data,
+        "usage": usage(results),
+    }
+
+
+def read_score(fields: Fields, signature: ModelSignature) -> DecodedRequest:
+    """Read a request to ``/score``: ``text_1`` and ``text_2``, or ``queries`` and ``documents``.
+
+    One first text is compared with every second one; otherwise both have the same number.
+    """
+    names = ("queries", "documents") if fields.has("queries") else ("text_1", "text_2")
+    firsts, seconds = (read_texts(fields, name) for name in names)
+    if len(firsts) not in (1, len(seconds)):
+        raise ApiError(
+            f"'{names[0]}' has {len(firsts)} texts and '{names[1]}' {len(seconds)}: there must be one, or as many",
+            names[0],
+        )
+    options = truncated(fields, Options())
+    fields.ignore(*IGNORED)
+    fields.finish()
+    if Kind.DENSE in kinds(signature):
+        output = vector_output(signature)
+        inputs, rows = text_inputs(signature, [*firsts, *seconds], options, output=output)
+    else:
+        output = SCORE
+        repeated = firsts * (len(seconds) // len(firsts))
+        inputs, rows = pair_inputs(signature, repeated, seconds, options)
+    plan = ScoresPlan(rows=rows, outputs=counted(signature, output), parameters=options.parameters, pairs=len(seconds))
+    return DecodedRequest(plan, inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassesPlan(RetrievalPlan):
+    """The best label of each text, and the scores of all in the order of the classes."""
+
+    def body(self, model: str, results: Results) -> bytes:
+        labels = results.texts(LABEL)
+        data = [
+            {"index": index, "label": labels[index][0], "probs": scores, "num_classes": len(scores)}
+            for index, scores in enumerate(by_class(results))
+        ]
+        return document(_listed(model, "classify", data, results))
+
+
+def by_class(results: Results) -> Array:
+    """Return the scores of a classifier, which it gives best first, in the order of its classes: FP32 ``[n, classes]``.
+
+    The logits have the order of the classes, and sort the classes as the scores do.
+    """
+    ranked = results.numbers(SCORE)
+    order = np.argsort(-results.numbers(LOGITS), axis=1, kind="stable")
+    scores = np.empty_like(ranked)
+    np.put_along_axis(scores, order, ranked, axis=1)
+    return scores
+
+
+def read_classify(fields: Fields, signature: ModelSignature) -> DecodedRequest:
+    """Read a request to ``/classify``."""
+    texts = read_texts(fields, "input")
+    options = truncated(fields, Options())
+    fields.ignore(*IGNORED)
+    fields.finish()
+    inputs, rows = text_inputs(signature, texts, options, output=SCORE)
+    outputs = counted(signature, LABEL, SCORE, LOGITS)
+    return DecodedRequest(ClassesPlan(rows=rows, outputs=outputs, parameters=options.parameters), inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingPlan(RetrievalPlan):
+    """The output of the model for each text: its vector, or the scores of its classes."""
+
+    base64: bool
+    dimensions: int
+
+    def body(self, model: str, results: Results) -> bytes:
+        if LOGITS in self.outputs:
+            rows = by_class(results)
+        else:
+            rows = shortened(results.numbers(self.outputs[0]), self.dimensions)
+        data = [
+            {"index": index, "object": "pooling", "data": base64(row) if self.base64 else row}
+            for index, row in enumerate(rows)
+        ]
+        return document(_listed(model, "pool", data, results))
+
+
+def read_pooling(fields: Fields, signature: ModelSignature) -> DecodedRequest:
+    """Read a request to ``/pooling``; ``task`` may name what the model does anyway."""
+    texts = read_texts_or_tokens(fields, "input")
+    task = fields.text("task")
+    own = "embed" if Kind.DENSE in kinds(signature) else "classify"
+    if task not in (None, own):
+        raise wrong("task", task, f"{own}: the model has no other")
+    form = fields.take("encoding_format")
+    if form not in (None, "float", "base64"):
+        raise wrong("encoding_format", form, "float or base64")
+    dimensions = fields.integer("dimensions", 1, 2**31 - 1) or 0
+    options = read_options(fields)
+    fields.ignore(*IGNORED)
+    fields.finish()
+    if own == "embed":
+        check_dimensions(signature, dimensions, "dimensions")
+        outputs: tuple[str, ...] = (vector_output(signature),)
+    else:
+        if dimensions:
+            raise ApiError("'dimensions' does not apply to a classifier", "dimensions")
+        outputs = (LABEL, SCORE, LOGITS)
+    inputs, rows = text_inputs(signature, texts, options, output=outputs[0])
+    plan = PoolingPlan(
+        rows=rows, outputs=counted(signature, *outputs), parameters=options.parameters, base64=form == "base64",
+        dimensions=dimensions,
+    )  # fmt: skip
+    return DecodedRequest(plan, inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensPlan(RetrievalPlan):
+    """The token ids of a text, and the tokens as written in the vocabulary if ``strings`` is set."""
+
+    strings: bool
+
+    def body(self, model: str, results: Results) -> bytes:
+        tokens = orjson.loads(results.texts(TOKENS)[0][0])
+        strings = tokens["tokens"] if self.strings else None
+        limit = tokens["max_length"]
+        return document(
+            {"count": len(tokens["ids"]), "max_model_len": limit, "tokens": tokens["ids"], "token_strs": strings}
+        )
+
+
+def read_tokenize(fields: Fields, signature: ModelSignature) -> DecodedRequest:
+    """Read a request to ``/tokenize`` with ``prompt``."""
+    if fields.take("messages") is not None:
+        raise ApiError(f"model '{signature.name}' has no chat template: send 'prompt'", "messages")
+    text = fields.required_text("prompt")
+    special = fields.flag("add_special_tokens", True)
+    strings = fields.flag("return_token_strs")
+    fields.finish()
+    return DecodedRequest(
+        TokensPlan(rows=[1], outputs=(TOKENS,), parameters={"add_special_tokens": special}, strings=strings),
+        text_inputs(signature, [text], Options(), output=TOKENS)[0],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetokenizePlan(RetrievalPlan):
+    """The text of token ids."""
+
+    def body(self, model: str, results: Results) -> bytes:
+        return document({"prompt": orjson.loads(results.texts(TOKENS)[0][0])["decoded"]})
+
+
+def read_detokenize(fields: Fields, signature: ModelSignature) -> DecodedRequest:
+    """Read a request to ``/detokenize``."""
+    tokens = checked_tokens(fields.take("tokens"), "tokens")
+    fields.finish()
+    plan = DetokenizePlan(rows=[1], outputs=(TOKENS,), parameters={"skip_special_tokens": False})
+    return DecodedRequest(plan, text_inputs(signature, [tokens], Options(), output=TOKENS)[0])

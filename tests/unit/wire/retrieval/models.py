@@ -1,0 +1,68 @@
+"""Signatures of models for retrieval, and what their responses become."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from conch.core.inference import ModelSignature, TensorSpec
+from conch.core.tensors import WireTensor, pack_bytes, split_bytes
+from conch.wire.openai.reading import read_body
+from conch.wire.retrieval.endpoints import decode
+from conch.wire.retrieval.plans import DecodedRequest, Results
+
+_TEXT = TensorSpec("text_input", "BYTES", (1,))
+_PAIR = TensorSpec("text_pair", "BYTES", (1,))
+_COUNT = TensorSpec("num_input_tokens", "UINT32", (1,))
+
+
+def signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batch: int = 4) -> ModelSignature:
+    return ModelSignature("m", 1, batch, {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs})
+
+
+def optional(name: str, datatype: str = "BYTES", dims: tuple[int, ...] = (1,)) -> TensorSpec:
+    return TensorSpec(name, datatype, dims, optional=True)
+
+
+EMBEDDER = signature(
+    [_TEXT, optional("token_ids", "INT32", (-1,)), optional("prompt_name"), optional("task")],
+    [TensorSpec("embedding", "FP32", (8,)), _COUNT, TensorSpec("tokens", "BYTES", (1,))],
+)
+#: Without prompts, token ids and counts.
+PLAIN_EMBEDDER = signature([_TEXT], [TensorSpec("embedding", "FP32", (8,))])
+RANKER = signature([_TEXT, _PAIR, optional("function_to_apply")], [TensorSpec("score", "FP32", (1,)), _COUNT])
+CLASSIFIER = signature(
+    [_TEXT, optional("text_pair"), optional("top_k", "INT32"), optional("function_to_apply")],
+    [TensorSpec("label", "BYTES", (-1,)), TensorSpec("score", "FP32", (-1,)), TensorSpec("logits", "FP32", (3,))],
+)
+
+
+def decoded(endpoint: str, model: ModelSignature = EMBEDDER, **members: Any) -> DecodedRequest:
+    body = json.dumps({"model": "m", **members}).encode()
+    return decode(read_body(body), endpoint, "", lambda _: model)
+
+
+def texts(request: DecodedRequest, name: str = "text_input") -> list[list[str]]:
+    """The elements of an input in each request to the model."""
+    return [[text.decode() for text in split_bytes(inputs[name].data)] for inputs in request.inputs]
+
+
+def body(request: DecodedRequest, **outputs: Any) -> Any:
+    """The response to a request whose model gives ``outputs``: numbers or texts ``[rows, …]`` of all rows together."""
+    parts, start = [], 0
+    for rows in request.plan.rows:
+        part = []
+        for name, values in outputs.items():
+            array = np.asarray(values)[start : start + rows]
+            if array.dtype.kind == "U":
+                data, datatype = pack_bytes([text.encode() for text in array.ravel().tolist()]), "BYTES"
+            else:
+                datatype = "UINT32" if name == "num_input_tokens" else "FP32"
+                data = array.astype("<u4" if datatype == "UINT32" else "<f4").tobytes()
+            part.append(WireTensor(name, datatype, array.shape, data))
+        parts.append(part)
+        start += rows
+    return json.loads(request.plan.body("m", Results(request.plan, parts)))

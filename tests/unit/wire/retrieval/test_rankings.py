@@ -1,0 +1,148 @@
+"""Requests to rerank, score and classify, and their responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conch.core.errors import Code
+from conch.core.inference import TensorSpec
+from conch.wire.openai.reading import ApiError
+from tests.unit.wire.retrieval.models import CLASSIFIER, EMBEDDER, RANKER, body, decoded, signature, texts
+
+DOCUMENTS = ["low", "high", "middle", "high too", "lowest"]
+SCORES = np.array([[0.25], [0.75], [0.5], [0.75], [0.125]], np.float32)
+ORDER = [1, 3, 2, 0, 4]
+
+
+def rerank(endpoint: str = "cohere_rerank", **members: Any) -> Any:
+    request = decoded(endpoint, RANKER, query="q", documents=DOCUMENTS, **members)
+    return body(request, score=SCORES, num_input_tokens=[[3]] * 5)
+
+
+def refusal(endpoint: str, model: Any, **members: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        decoded(endpoint, model, **members)
+    return caught.value
+
+
+def test_documents_are_ranked_by_score_and_equal_ones_keep_their_order() -> None:
+    answer = rerank()
+    assert [result["index"] for result in answer["results"]] == ORDER
+    assert [result["relevance_score"] for result in answer["results"]] == [0.75, 0.75, 0.5, 0.25, 0.125]
+    assert [result["document"]["text"] for result in answer["results"]] == [DOCUMENTS[index] for index in ORDER]
+    assert answer["usage"]["total_tokens"] == 15
+    assert answer["meta"]["billed_units"] == {"search_units": 1}
+
+
+def test_every_document_is_a_pair_with_the_query() -> None:
+    request = decoded("cohere_rerank", RANKER, query="q", documents=[*DOCUMENTS[:4], {"text": "lowest"}])
+    assert texts(request) == [["q"] * 4, ["q"]]
+    assert texts(request, "text_pair") == [DOCUMENTS[:4], DOCUMENTS[4:]]
+
+
+def test_best_results_alone_are_returned_on_request() -> None:
+    assert [result["index"] for result in rerank(top_n=2)["results"]] == [1, 3]
+    assert len(rerank(top_n=100)["results"]) == 5
+
+
+def test_newer_cohere_clients_get_no_documents_unless_they_ask() -> None:
+    assert set(rerank("cohere_rerank_v2")["results"][0]) == {"index", "relevance_score"}
+    assert "document" in rerank("cohere_rerank_v2", return_documents=True)["results"][0]
+    assert "document" not in rerank(return_documents=False)["results"][0]
+
+
+def test_texts_in_place_of_documents_are_teis_request() -> None:
+    request = decoded("cohere_rerank", RANKER, query="q", texts=DOCUMENTS, return_text=True)
+    answer = body(request, score=SCORES)
+    assert [result["index"] for result in answer] == ORDER
+    assert answer[0] == {"index": 1, "score": 0.75, "text": "high"}
+    assert texts(request, "function_to_apply") == [["sigmoid"] * 4, ["sigmoid"]]
+    assert texts(decoded("tei_rerank", RANKER, query="q", texts=["a"], raw_scores=True), "function_to_apply") == [
+        ["none"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("members", "param", "reason"),
+    [
+        ({"documents": ["a"]}, "query", "missing_required_parameter"),
+        ({"query": "q"}, "documents", "missing_required_parameter"),
+        ({"query": "q", "documents": []}, "documents", "empty_input"),
+        ({"query": "q", "documents": ["a"] * 10_000}, "documents", "too_many_inputs"),
+        ({"query": "q", "documents": ["a", ""]}, "documents[1]", "empty_input"),
+        ({"query": "q", "documents": ["a", {"txt": "b"}]}, "documents[1].text", None),
+        ({"query": "q", "documents": ["a"], "top_n": 0}, "top_n", None),
+        ({"query": "q", "documents": ["a"], "topn": 1}, "topn", "unknown_parameter"),
+        ({"query": "", "texts": ["a"]}, "query", "empty_input"),
+        ({"query": "q", "texts": []}, "texts", "empty_input"),
+    ],
+)
+def test_bad_reranking_is_refused_by_name(members: Any, param: str, reason: str | None) -> None:
+    error = refusal("cohere_rerank", RANKER, **members)
+    assert (error.param, error.reason) == (param, reason)
+
+
+def test_model_with_several_scores_per_pair_does_not_rank() -> None:
+    several = signature(list(RANKER.inputs.values()), [TensorSpec("score", "FP32", (3,))])
+    assert refusal("cohere_rerank", several, query="q", documents=["a"]).code is Code.UNSUPPORTED
+
+
+@pytest.mark.parametrize(("endpoint", "route"), [("cohere_rerank", "/v1/embeddings"), ("tei_rerank", "/embed")])
+def test_embedding_model_does_not_rank(endpoint: str, route: str) -> None:
+    error = refusal(endpoint, EMBEDDER, query="q", documents=["a"])
+    assert error.code is Code.UNSUPPORTED
+    assert error.message.endswith(f"'m' embeds texts: use {route}")
+
+
+@pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents")])
+def test_one_text_is_scored_with_many_or_each_with_its_own(names: tuple[str, str]) -> None:
+    first, second = names
+    one = decoded("vllm_score", RANKER, **{first: "q", second: ["a", "b"]})
+    assert (texts(one), texts(one, "text_pair")) == ([["q", "q"]], [["a", "b"]])
+    pairs = decoded("vllm_score", RANKER, **{first: ["q", "r"], second: ["a", "b"]})
+    assert texts(pairs) == [["q", "r"]]
+    answer = body(pairs, score=SCORES[:2])
+    assert [item["score"] for item in answer["data"]] == [0.25, 0.75]
+    assert refusal("vllm_score", RANKER, **{first: ["q", "r"], second: ["a", "b", "c"]}).param == first
+
+
+def test_embedding_model_scores_by_the_cosine_of_vectors() -> None:
+    request = decoded("vllm_score", EMBEDDER, text_1="q", text_2=["a", "b"])
+    answer = body(request, embedding=np.array([[3, 4], [6, 8], [4, -3]] * 1, np.float32))
+    assert [item["score"] for item in answer["data"]] == pytest.approx([1, 0], abs=1e-7)
+
+
+LABELS = [["b", "c", "a"], ["a", "b", "c"]]
+RANKED = np.array([[0.5, 0.375, 0.125], [0.75, 0.25, 0]], np.float32)
+LOGITS = np.array([[-1, 3, 2], [5, 4, 3]], np.float32)
+
+
+def test_classes_have_the_order_of_the_checkpoint() -> None:
+    answer = body(decoded("vllm_classify", CLASSIFIER, input=["x", "y"]), label=LABELS, score=RANKED, logits=LOGITS)
+    assert answer["data"][0] == {"index": 0, "label": "b", "probs": [0.125, 0.5, 0.375], "num_classes": 3}
+    assert answer["data"][1]["probs"] == [0.75, 0.25, 0]
+    pooled = body(decoded("vllm_pooling", CLASSIFIER, input=["x", "y"]), label=LABELS, score=RANKED, logits=LOGITS)
+    assert pooled["data"][0]["data"] == [0.125, 0.5, 0.375]
+
+
+def test_tei_gets_classes_best_first_for_a_text_or_a_list_of_texts() -> None:
+    one = body(decoded("tei_predict", CLASSIFIER, inputs="x"), label=LABELS[:1], score=RANKED[:1])
+    assert one[0] == {"score": 0.5, "label": "b"}
+    many = body(decoded("tei_predict", CLASSIFIER, inputs=[["x"], ["y"]]), label=LABELS, score=RANKED)
+    assert [row[0]["label"] for row in many] == ["b", "a"]
+
+
+def test_two_texts_are_a_pair_to_tei() -> None:
+    request = decoded("tei_predict", CLASSIFIER, inputs=["x", "y"], raw_scores=True)
+    assert (texts(request), texts(request, "text_pair")) == ([["x"]], [["y"]])
+    assert texts(request, "function_to_apply") == [["none"]]
+    assert refusal("tei_predict", CLASSIFIER, inputs=[["x"], ["y", "z"]]).param == "inputs"
+
+
+def test_vector_is_pooled_as_it_is() -> None:
+    answer = body(decoded("vllm_pooling", EMBEDDER, input="x", task="embed"), embedding=[[1, 2]])
+    assert answer["data"] == [{"index": 0, "object": "pooling", "data": [1, 2]}]
+    assert refusal("vllm_pooling", EMBEDDER, input="x", task="classify").param == "task"
