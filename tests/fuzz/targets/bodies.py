@@ -18,9 +18,9 @@ from conch.wire.json import control as json_control
 from conch.wire.json import generate, infer
 from conch.wire.openai.chat import read_chat
 from conch.wire.openai.completions import read_completion
-from conch.wire.openai.embeddings import read_embedding
 from conch.wire.openai.inputs import generation_inputs
 from conch.wire.openai.reading import ApiError, read_body
+from conch.wire.retrieval.endpoints import ENDPOINTS, decode
 from tests.fuzz.target import target
 
 _SPECS: Final = (
@@ -116,7 +116,6 @@ def json_control_bodies(data: bytes) -> None:
             {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
             {"role": "tool", "tool_call_id": "1", "content": "x"}], "response_format": {"type": "json_object"}},
         {"model": "m", "prompt": ["a", "b"], "max_tokens": 3, "echo": False, "logprobs": 2, "guided_regex": "a+"},
-        {"model": "m", "input": ["a", [1, 2]], "encoding_format": "base64", "dimensions": 2},
     ),
     tokens=_TOKENS,
 )  # fmt: skip
@@ -127,8 +126,36 @@ def openai(data: bytes) -> None:
             for signature in _SIGNATURES:
                 with contextlib.suppress(ConchError, ApiError):
                     generation_inputs(signature, {"text_input": b"x"}, asked.sampling, stream=asked.stream)
-    with contextlib.suppress(ConchError, ApiError):
-        read_embedding(read_body(data))
+
+
+_TEXT: Final = TensorSpec("text_input", "BYTES", (1,), optional=True)
+_RETRIEVAL: Final = tuple(
+    ModelSignature("m", 1, 4, {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs})
+    for inputs, outputs in (
+        ((_TEXT, TensorSpec("token_ids", "INT32", (-1,), optional=True)), (TensorSpec("embedding", "FP32", (8,)),)),
+        ((_TEXT, TensorSpec("text_pair", "BYTES", (1,))), (TensorSpec("score", "FP32", (1,)),)),
+        ((_TEXT,), (TensorSpec("label", "BYTES", (-1,)), TensorSpec("score", "FP32", (-1,)))),
+    )
+)
+
+
+@target(
+    seeds=_json(
+        {"model": "m", "input": ["a", [1, 2]], "encoding_format": "base64", "dimensions": 2, "input_type": "query"},
+        {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "return_documents": True},
+        {"query": "a", "texts": ["b", "c"], "raw_scores": True, "truncate": True, "truncation_direction": "Left"},
+        {"texts": ["a"], "embedding_types": ["float", "int8"], "truncate": "END", "output_dimension": 4},
+        {"inputs": [["a", "b"]], "parameters": {"top_k": 1}},
+        {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+        {"text_1": "a", "text_2": ["b"], "truncate_prompt_tokens": 3},
+    ),
+    tokens=(*_TOKENS, b'"texts"', b'"query"', b'"documents"', b'"inputs"', b'"text_1"', b'"text_2"', b'"truncate"'),
+)
+def retrieval(data: bytes) -> None:
+    for endpoint in ENDPOINTS:
+        for signature in _RETRIEVAL:
+            with contextlib.suppress(ConchError, ApiError):
+                decode(read_body(data), endpoint, "m", lambda _, signature=signature: signature)
 
 
 def _request() -> bytes:

@@ -61,6 +61,7 @@ class HttpExchange:
         "began",
         "binary_type",
         "body",
+        "dialect",
         "headers",
         "held",
         "keep_alive",
@@ -95,6 +96,8 @@ class HttpExchange:
         self.held = 0
         #: The handler and its arguments; set and read by the application.
         self.route: Any = None
+        #: The form of errors (:class:`conch.frontends.http.dialects.Dialect`); set by the application.
+        self.dialect: Any = None
         #: Whether the request is served even on a connection above the limit.
         self.urgent = False
         #: The error and status with which the request is refused instead of being handled.

@@ -1,4 +1,4 @@
-"""Handlers of the OpenAI API: models, chat completions, completions and embeddings.
+"""Handlers of the OpenAI API: models, chat completions and completions.
 
 The router calls them on the event loop; a process decodes large bodies.
 """
@@ -7,120 +7,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import partial
 from time import time
 from typing import Final
 
-from conch.core.errors import Code, ConchError, internal, not_found
-from conch.core.inference import InferRequest, InferResponse, ModelSignature
+from conch.core.errors import Code, ConchError, not_found
+from conch.core.inference import InferResponse
 from conch.core.tensors import WireTensor
-from conch.frontends.http.background_tasks import BackgroundTasks, take_body
 from conch.frontends.http.exchange import JSON, HttpExchange
-from conch.frontends.http.openai_status import STATUS, refuse
+from conch.frontends.http.model_requests import ModelRequests, RequestsResponder
+from conch.frontends.http.openai_status import STATUS
 from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
-from conch.frontends.http.traced import begin_trace
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
 from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
-from conch.telemetry.tracing.tracing import Tracing
-from conch.wire.openai.embeddings import EmbeddingPlan, EmbeddingResponse, embedding_body, wanted_outputs
-from conch.wire.openai.models import PROMPT, list_body, model_body, usable
+from conch.wire.openai.models import list_body, model_body
 from conch.wire.openai.reading import error_body
 from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan, event, read_response
-
-# Responders are created by the handlers and called on the event loop for every response. An exchange ends when all its
-# requests have completed or the first one fails; if the client disconnects, they are cancelled.
-
+from conch.wire.retrieval.models import kinds
 
 LOG = logging.getLogger("conch")
 
 _NO_CACHE: Final = (b"Cache-Control", b"no-cache")
-#: Encodes responses.
-_ENCODING: Final = BackgroundTasks(refuse)
 
 
-class OpenAiResponder:
-    """Sends requests and handles their responses until the exchange ends."""
-
-    def __init__(
-        self,
-        exchange: HttpExchange,
-        model: Model,
-        inputs: Sequence[dict[str, WireTensor]],
-        *,
-        id: str = "",
-        outputs: tuple[str, ...] = (),
-    ) -> None:
-        self._exchange = exchange
-        self._model = model.name
-        self._requests = [
-            InferRequest(model.name, tensors, partial(self._on_response, part), id=id, outputs=outputs)
-            for part, tensors in enumerate(inputs)
-        ]
-        self._running = len(self._requests)
-        self._ended = False
-
-    def start(self, model: Model, tracing: Tracing) -> None:
-        """Send all requests; if one is refused, cancel the others and raise the error."""
-        try:
-            for request in self._requests:
-                if self._ended:
-                    return
-                if tracing.on:
-                    begin_trace(tracing, self._exchange, request)
-                model.infer(request)
-        except BaseException:
-            self.cancel()
-            raise
-        if not self._ended:
-            self._exchange.on_disconnect = self.cancel
-
-    def cancel(self) -> None:
-        """Cancel all requests and send nothing more to the client."""
-        self._ended = True
-        for request in self._requests:
-            request.cancel()
-
-    def _on_response(self, part: int, response: InferResponse) -> None:
-        if self._ended:
-            return
-        try:
-            if response.error is not None:
-                raise response.error
-            self._take(part, response)
-            if response.final:
-                self._running -= 1
-                if not self._running:
-                    self._ended = True
-                    self._finish()
-        except ConchError as error:
-            self._fail(error)
-        except Exception:
-            LOG.exception("a response of '%s' could not be written", self._model)
-            self._fail(internal("the response could not be written"))
-
-    def _fail(self, error: ConchError) -> None:
-        self.cancel()
-        exchange = self._exchange
-        if exchange.started:
-            exchange.write(event(error_body(STATUS[error.code], error)))
-            exchange.finish()
-        else:
-            refuse(exchange, error)
-
-    def _take(self, part: int, response: InferResponse) -> None:
-        """Write or keep a response to request number ``part``; ``ConchError`` fails the exchange."""
-        raise NotImplementedError
-
-    def _finish(self) -> None:
-        """Send or end the response; called when all requests have completed without error."""
-        raise NotImplementedError
-
-
-class GenerationResponder(OpenAiResponder):
+class GenerationResponder(RequestsResponder):
     """Responds with a chat completion or completions, as one object or as events."""
 
     def __init__(
@@ -159,7 +71,12 @@ class GenerationResponder(OpenAiResponder):
         if member is not None:
             error = error.prefixed("")
             error.param = member
-        super()._fail(error)
+        if self._exchange.started:
+            self.cancel()
+            self._exchange.write(event(error_body(STATUS[error.code], error)))
+            self._exchange.finish()
+        else:
+            super()._fail(error)
 
     def _send(self, events: bytes) -> None:
         exchange = self._exchange
@@ -180,45 +97,13 @@ class GenerationResponder(OpenAiResponder):
             self._exchange.respond(200, [JSON], self._response.body())
 
 
-class EmbeddingResponder(OpenAiResponder):
-    """Responds with the embeddings of all texts, as one object."""
-
-    def __init__(
-        self,
-        exchange: HttpExchange,
-        model: Model,
-        plan: EmbeddingPlan,
-        inputs: Sequence[dict[str, WireTensor]],
-        offloader: Offloader,
-    ) -> None:
-        super().__init__(exchange, model, inputs, outputs=wanted_outputs(model.signature))
-        self._plan = plan
-        self._offloader = offloader
-        self._rows = [tensors[PROMPT].shape[0] if tensors[PROMPT].shape else 1 for tensors in inputs]
-        self._response = EmbeddingResponse(plan, model.signature, len(inputs))
-
-    def _take(self, part: int, response: InferResponse) -> None:
-        self._response.add(part, self._rows[part], response)
-
-    def _finish(self) -> None:
-        _ENCODING.start(self._exchange, self._encode(self._response.vectors()), cancel_on_disconnect=True)
-
-    async def _encode(self, vectors: list[memoryview]) -> None:
-        body = await self._offloader.run(
-            sum(map(len, vectors)), embedding_body, vectors, self._plan, self._model, self._response.tokens
-        )
-        self._exchange.respond(200, [JSON], body)
-
-
 class OpenAi:
     """The handlers; each responds to its exchange or raises :class:`ConchError`."""
 
     def __init__(self, server: InferenceServer, offloader: Offloader) -> None:
         self._server = server
-        self._offloader = offloader
-        self._limit = server.settings.http_max_input_size
         self._created = int(time())
-        self._tasks = BackgroundTasks(refuse)
+        self._requests = ModelRequests(server, offloader)
 
     def models(self, exchange: HttpExchange) -> None:
         """Handle ``GET /v1/models``: list the ready models that an endpoint can use, and their LoRA adapters."""
@@ -241,10 +126,6 @@ class OpenAi:
         """Handle ``POST /v1/completions``."""
         self._start(exchange, "completion")
 
-    def embedding(self, exchange: HttpExchange) -> None:
-        """Handle ``POST /v1/embeddings``."""
-        self._start(exchange, "embedding")
-
     def _model(self, name: str) -> Model:
         """Return the model with a name, or with a LoRA adapter of that name. Raises NOT_FOUND or UNAVAILABLE."""
         try:
@@ -261,47 +142,12 @@ class OpenAi:
         if not self._server.model_ready(name):
             return False
         signature = self._server.signature(name)
-        return signature is None or usable(signature)
+        return signature is None or bool(kinds(signature))
 
     def _start(self, exchange: HttpExchange, endpoint: str) -> None:
-        self._tasks.start(exchange, self._run(exchange, endpoint), cancel_on_disconnect=True)
-
-    async def _run(self, exchange: HttpExchange, endpoint: str) -> None:
-        """Decode and start a request; if its model must be loaded first, load it and decode again.
-
-        The model stays loaded from the moment its name has been read.
-        """
-        body, encoding, size = take_body(exchange, self._limit)
-        while True:
-            again = body if self._server.loads_on_demand else b""
-            with ExitStack() as stack:
-                model: Model
-
-                def signature_of(name: str, stack: ExitStack = stack) -> ModelSignature:
-                    nonlocal model, again
-                    model = self._model(name)
-                    stack.enter_context(model.held())
-                    again = b""
-                    return model.signature
-
-                decoding = self._offloader.run(size, work.openai, body, endpoint, encoding, self._limit, signature_of)
-                body = b""
-                try:
-                    plan, inputs = await decoding
-                except LoadNeeded as needed:
-                    await needed.wait()
-                else:
-                    self._responder(exchange, model, plan, inputs).start(model, self._server.tracing)
-                    return
-            body = again
+        self._requests.start(exchange, work.openai, (endpoint,), self._model, self._responder)
 
     def _responder(
-        self,
-        exchange: HttpExchange,
-        model: Model,
-        plan: ResponsePlan | EmbeddingPlan,
-        inputs: Sequence[dict[str, WireTensor]],
-    ) -> OpenAiResponder:
-        if isinstance(plan, EmbeddingPlan):
-            return EmbeddingResponder(exchange, model, plan, inputs, self._offloader)
+        self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]
+    ) -> RequestsResponder:
         return GenerationResponder(exchange, model, plan, inputs)

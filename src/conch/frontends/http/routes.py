@@ -21,16 +21,17 @@ from conch.core.errors import Code, ConchError, invalid
 from conch.frontends.access_log import AccessRecord
 from conch.frontends.exposure import is_local
 from conch.frontends.http.control import ControlRoutes, RegionRoutes
+from conch.frontends.http.dialects import KSERVE, OPENAI, TEI, Dialect, refuse
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.inference import Inference
 from conch.frontends.http.openai import OpenAi
-from conch.frontends.http.openai_status import refuse as refuse_openai
-from conch.frontends.http.status import refuse as refuse_kserve
+from conch.frontends.http.retrieval import DIALECTS, Retrieval
 from conch.frontends.offloading.offloader import Offloader
 from conch.frontends.yielding import YieldingLister
 from conch.machine import logs
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded
+from conch.wire.retrieval.endpoints import ENDPOINTS
 
 # A web page can send requests to any address that its reader's browser reaches. Browsers send ``Origin`` (or
 # ``Sec-Fetch-Site``) with every POST, and a page cannot remove it. A content type that no form can have is sent only
@@ -136,7 +137,7 @@ class HttpEndpoint(NamedTuple):
     """A regular expression for paths, and their handlers by method.
 
     ``api`` is the name for restrictions. ``large`` allows bodies up to ``--http-max-input-size``; ``binary`` allows
-    binary tensors after the JSON.
+    binary tensors after the JSON. ``dialect`` is the form of errors, until the body shows another.
     """
 
     pattern: str
@@ -145,12 +146,13 @@ class HttpEndpoint(NamedTuple):
     admit: Admit | None = None
     large: bool = False
     binary: bool = False
+    dialect: Dialect = KSERVE
 
 
 #: Maximum number of remembered paths, and their maximum length (bytes).
 _CACHE_SIZE: Final = 4096
 _CACHED_LENGTH: Final = 256
-#: Prefix of the OpenAI API; errors below it have OpenAI's form.
+#: Prefix of the OpenAI API; errors for unknown paths below it have OpenAI's form.
 _OPENAI: Final = b"/v1/"
 
 
@@ -190,9 +192,8 @@ class Router:
         }
         self._browsers = BrowserRules(address or server.settings.http_address, server.settings.http_allowed_host)
         control = ControlRoutes(server, offloader, lister)
-        table = (_openai_table if openai_only else _kserve_table)(server, offloader, control)
-        if not openai_only:
-            table += _openai_table(server, offloader, control)
+        table = [] if openai_only else _kserve_table(server, offloader, control)
+        table += [*_openai_table(server, offloader, control), *_retrieval_table(server, offloader)]
         self._table = [(re.compile(route.pattern), route) for route in (*table, *further)]
         self._known: dict[bytes, _Route] = {}
 
@@ -201,12 +202,13 @@ class Router:
         try:
             route = self._known.get(exchange.path) or self._find(exchange.path)
             endpoint = route.endpoint
+            exchange.dialect = endpoint.dialect
             handler = endpoint.handlers.get(exchange.method)
             if handler is None:
                 exchange.refusal = (ConchError("Method Not Allowed"), 405)
                 return 0
             if endpoint.api in self._restrictions and (missing := self._missing_header(exchange, endpoint.api)):
-                exchange.refusal = (ConchError(missing), 401 if self._is_openai(exchange) else 403)
+                exchange.refusal = (ConchError(missing), endpoint.dialect.denied)
                 return 0
             if (error := self._browsers.check(exchange.method, exchange.headers)) is not None:
                 exchange.refusal = (error, 403)
@@ -271,11 +273,10 @@ class Router:
             " Use --http-max-input-size to increase the limit."
         )
 
-    def _is_openai(self, exchange: HttpExchange) -> bool:
-        return self._openai_only or exchange.path.startswith(_OPENAI)
-
     def _refuse(self, exchange: HttpExchange, error: ConchError, status: int = 0) -> None:
-        (refuse_openai if self._is_openai(exchange) else refuse_kserve)(exchange, error, status)
+        if exchange.dialect is None:  # a path without a route
+            exchange.dialect = OPENAI if self._openai_only or exchange.path.startswith(_OPENAI) else KSERVE
+        refuse(exchange, error, status)
 
     def _record(self, exchange: HttpExchange) -> None:
         """Create the access log record of an exchange."""
@@ -314,7 +315,7 @@ def _kserve_table(server: InferenceServer, offloader: Offloader, control: Contro
     inference = Inference(server, offloader)
     logging_handlers = {get: control.log_settings, post: control.change_log_settings}
     trace_handlers = {get: control.trace_setting, post: control.change_trace_setting}
-    model = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+    model = _MODEL
     repository = r"/v2/repository(?:/(?P<repository>[^/]+))?"
     return [
         HttpEndpoint(r"/v2", "metadata", {get: control.server_metadata}),
@@ -362,18 +363,50 @@ def _openai_table(server: InferenceServer, offloader: Offloader, control: Contro
     get, post = b"GET", b"POST"
     openai = OpenAi(server, offloader)
     return [
-        HttpEndpoint(r"/v1/models", "metadata", {get: openai.models}),
-        HttpEndpoint(r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}),
-        HttpEndpoint(r"/v1/chat/completions", "inference", {post: openai.chat}, large=True),
-        HttpEndpoint(r"/v1/completions", "inference", {post: openai.completion}, large=True),
-        HttpEndpoint(r"/v1/embeddings", "inference", {post: openai.embedding}, large=True),
-        HttpEndpoint(r"/health/ready", "health", {get: control.ready}),
+        HttpEndpoint(r"/v1/models", "metadata", {get: openai.models}, dialect=OPENAI),
+        HttpEndpoint(r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}, dialect=OPENAI),
+        HttpEndpoint(r"/v1/chat/completions", "inference", {post: openai.chat}, large=True, dialect=OPENAI),
+        HttpEndpoint(r"/v1/completions", "inference", {post: openai.completion}, large=True, dialect=OPENAI),
+        HttpEndpoint(r"/health/ready", "health", {get: control.ready}, dialect=OPENAI),
     ]
+
+
+#: The routes of retrieval: the paths, and the endpoint. A model is named in the body, or by ``_MODEL`` before the path.
+_RETRIEVAL: Final = {
+    r"/v1/embeddings": "embeddings",
+    r"/v2/embed": "cohere_embed",
+    r"/v1/embed": "cohere_embed_v1",
+    r"(?:/v1)?/rerank": "cohere_rerank",
+    r"/v2/rerank": "cohere_rerank_v2",
+    r"(?:/v1)?/score": "vllm_score",
+    r"(?:/v1)?/classify": "vllm_classify",
+    r"(?:/v1)?/pooling": "vllm_pooling",
+    r"/tokenize": "vllm_tokenize",
+    r"/detokenize": "vllm_detokenize",
+    r"/embed": "tei_embed",
+    r"/predict": "tei_predict",
+    r"/similarity": "tei_similarity",
+    r"/decode": "tei_decode",
+}
+#: The routes below a model, all of TEI.
+_BELOW_MODELS: Final = ("embed", "rerank", "predict", "similarity", "tokenize", "decode")
+_MODEL: Final = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+
+
+def _retrieval_table(server: InferenceServer, offloader: Offloader) -> Iterator[HttpEndpoint]:
+    """Yield the routes of retrieval in all client APIs."""
+    retrieval = Retrieval(server, offloader)
+    paths = {**_RETRIEVAL, **{rf"{_MODEL}/{name}": f"tei_{name}" for name in _BELOW_MODELS}}
+    for path, endpoint in paths.items():
+        dialect = DIALECTS[ENDPOINTS[endpoint].api]
+        yield HttpEndpoint(path, "inference", {b"POST": retrieval.handler(endpoint)}, large=True, dialect=dialect)
+    yield HttpEndpoint(rf"(?:{_MODEL})?/info", "metadata", {b"GET": retrieval.info}, dialect=TEI)
+    yield HttpEndpoint(r"/health", "health", {b"GET": retrieval.health}, dialect=TEI)
 
 
 def _arguments(match: re.Match[str]) -> tuple[Any, ...]:
     groups = match.groupdict()
-    if "model" in groups:
+    if groups.get("model") is not None:
         return unquote(groups["model"]), _version(groups["version"])
     if "traced" in groups:
         return (unquote(groups["traced"]),)

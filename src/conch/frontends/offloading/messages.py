@@ -28,10 +28,10 @@ from conch.wire.json.generate import Layout
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput
 from conch.wire.openai.chat import ChatPlan
 from conch.wire.openai.completions import CompletionPlan
-from conch.wire.openai.embeddings import EmbeddingPlan
 from conch.wire.openai.reading import ApiError
 from conch.wire.openai.tool_calls import Tools
 from conch.wire.regions import Regions
+from conch.wire.retrieval.endpoints import PLANS
 from conch.workers.child.memory import anonymous_file
 
 Header = dict[str, Any]
@@ -137,9 +137,9 @@ _CLASSES: Final[dict[type, tuple[Callable[..., Any], Callable[[Any], Header]]]] 
     ConchError: (ConchError, _error_members),
     ApiError: (ApiError, _api_error_members),
 }
-_RECORDS: Final = (
-    ChatPlan, CompletionPlan, EmbeddingPlan, JsonOutputPlan, LoadParameters, ModelSignature, RequestedOutput, Span,
-    TensorSpec, Tools,
+_RECORDS: Final[tuple[Any, ...]] = (
+    ChatPlan, CompletionPlan, JsonOutputPlan, LoadParameters, ModelSignature, RequestedOutput, Span, TensorSpec, Tools,
+    *PLANS,
 )  # fmt: skip
 for record in _RECORDS:
     names = [field.name for field in fields(record)] if is_dataclass(record) else record._fields

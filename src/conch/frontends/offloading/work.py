@@ -25,12 +25,12 @@ from conch.wire.json.control import read_load
 from conch.wire.json.generate import Layout, decode_document, decode_texts, encode_generate, encode_texts, read_document
 from conch.wire.json.infer import JsonOutputPlan, decode_infer, decode_split, parse_header_length
 from conch.wire.json.infer import encode_infer as encode_parts
-from conch.wire.openai.embeddings import EmbeddingPlan, embedding_body
 from conch.wire.openai.endpoints import ENDPOINTS
 from conch.wire.openai.reading import read_body
 from conch.wire.openai.response import ResponsePlan
-from conch.wire.openai.sampling import Decoding
 from conch.wire.regions import Regions
+from conch.wire.retrieval import endpoints as retrieval_endpoints
+from conch.wire.retrieval.plans import Results, RetrievalPlan
 from conch.workers.child.forked import end_with_parent
 
 # Limits of what a process returns: the server reads it on its event loop.
@@ -89,9 +89,9 @@ def generate(
 
 
 def openai(
-    body: Buffer, endpoint: str, encoding: str, limit: int, signature_of: Callable[[str], ModelSignature]
-) -> tuple[ResponsePlan | EmbeddingPlan, list[dict[str, WireTensor]]]:
-    """Decode a request of the OpenAI API: the plan of its response, and the inputs of each request to the model.
+    body: Buffer, encoding: str, limit: int, signature_of: Callable[[str], ModelSignature], endpoint: str
+) -> tuple[ResponsePlan, list[dict[str, WireTensor]]]:
+    """Decode a chat or completion: the plan of its response, and the inputs of each request to the model.
 
     ``signature_of`` is called with the name of the model or LoRA adapter; its errors refuse the request.
     """
@@ -101,9 +101,26 @@ def openai(
     signature = signature_of(name)
     require(signature)
     request = read(fields)
-    if isinstance(request, Decoding) and name != signature.name and name in signature.adapters:
+    if name != signature.name and name in signature.adapters:
         request = request.with_adapter(name)
     return request.plan, request.inputs(signature)
+
+
+def retrieval(
+    body: Buffer,
+    encoding: str,
+    limit: int,
+    signature_of: Callable[[list[str]], ModelSignature],
+    endpoint: str,
+    model: str,
+) -> tuple[RetrievalPlan, list[dict[str, WireTensor]]]:
+    """Decode a request of one of the APIs of retrieval: the plan of its response, and the inputs of each request.
+
+    ``model`` is the name in the path, or empty. For ``signature_of``, see ``conch.wire.retrieval.endpoints.decode``.
+    """
+    fields = read_body(compression.decompress(body, encoding, limit))
+    plan, inputs = retrieval_endpoints.decode(fields, endpoint, model, signature_of)
+    return plan, inputs
 
 
 def grpc_infer(message: Buffer) -> tuple[bytes, list[Buffer], list[int | None]]:
@@ -176,14 +193,19 @@ def encode_infer(
     return len(document) if blobs else 0, parts
 
 
+def retrieval_body(plan: RetrievalPlan, model: str, parts: list[Sequence[WireTensor]]) -> Buffer:
+    """Return the body of a response to a request for retrieval, from the outputs of each request to the model."""
+    return plan.body(model, Results(plan, parts))
+
+
 # The process
 
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     function.__name__: function
     for function in (
-        infer, generate, openai, read_load, grpc_infer, strings, encode_infer, encode_generate, encode_texts,
-        embedding_body,
+        infer, generate, openai, retrieval, read_load, grpc_infer, strings, encode_infer, encode_generate, encode_texts,
+        retrieval_body,
     )
 }  # fmt: skip
 

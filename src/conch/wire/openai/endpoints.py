@@ -8,11 +8,10 @@ from typing import Final, NamedTuple
 from conch.core.inference import ModelSignature
 from conch.wire.openai.chat import ChatRequest, read_chat
 from conch.wire.openai.completions import CompletionRequest, read_completion
-from conch.wire.openai.embeddings import EmbeddingRequest, read_embedding
-from conch.wire.openai.models import require_chat, require_completion, require_embedding
+from conch.wire.openai.models import require_chat, require_completion
 from conch.wire.openai.reading import Fields
 
-OpenAiRequest = ChatRequest | CompletionRequest | EmbeddingRequest
+OpenAiRequest = ChatRequest | CompletionRequest
 
 
 class OpenAiEndpoint(NamedTuple):
@@ -25,5 +24,4 @@ class OpenAiEndpoint(NamedTuple):
 ENDPOINTS: Final[Mapping[str, OpenAiEndpoint]] = {
     "chat": OpenAiEndpoint(require_chat, read_chat),
     "completion": OpenAiEndpoint(require_completion, read_completion),
-    "embedding": OpenAiEndpoint(require_embedding, read_embedding),
 }

@@ -30,11 +30,6 @@ def embeds(signature: ModelSignature) -> bool:
     return _is_text(signature.inputs, PROMPT) and embedding_output(signature) is not None
 
 
-def usable(signature: ModelSignature) -> bool:
-    """Whether any endpoint supports the model."""
-    return generates(signature) or chats(signature) or embeds(signature)
-
-
 def embedding_output(signature: ModelSignature) -> str | None:
     """Return the name of the output with a vector per text, None if there is none."""
     for name in EMBEDDINGS:
@@ -59,12 +54,6 @@ def require_completion(signature: ModelSignature) -> None:
     """Raise ApiError for a model that does not generate text from a prompt."""
     if not generates(signature):
         raise ApiError(f"model '{signature.name}' does not continue texts", "model")
-
-
-def require_embedding(signature: ModelSignature) -> None:
-    """Raise ApiError for a model that does not embed texts."""
-    if not embeds(signature):
-        raise ApiError(f"model '{signature.name}' does not embed texts", "model")
 
 
 def model_object(name: str, created: int, parent: str | None = None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2
@@ -122,7 +123,7 @@ async def decode_infer_elsewhere(
 async def decode_openai_elsewhere(
     offloader: Offloader, body: bytes, endpoint: str, signature_of: Callable[[str], ModelSignature]
 ) -> Any:
-    return await offloader.run(LARGE_BYTES + 1, work.openai, body, endpoint, "", LIMIT, signature_of)
+    return await offloader.run(LARGE_BYTES + 1, work.openai, body, "", LIMIT, signature_of, endpoint)
 
 
 async def decode_load_elsewhere(offloader: Offloader, body: bytes, size: int = 0) -> LoadParameters:
@@ -241,7 +242,6 @@ async def test_texts_of_generate_become_requests(offloader: Offloader) -> None:
     [
         ("chat", {"messages": [{"role": "user", "content": "ä"}], "max_tokens": 5, "n": 2, "logprobs": False}),
         ("completion", {"prompt": ["a", "b"], "echo": True, "stream": True}),
-        ("embedding", {"input": ["a", "b", "c"], "encoding_format": "base64"}),
     ],
 )
 async def test_openai_requests_are_what_the_server_would_have_read(
@@ -255,6 +255,39 @@ async def test_openai_requests_are_what_the_server_would_have_read(
     assert [{name: bytes(one.data) for name, one in part.items()} for part in inputs] == [
         {name: bytes(one.data) for name, one in part.items()} for part in wanted
     ]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "members"),
+    [
+        ("embeddings", {"model": "l", "input": ["a", "b", "c"], "encoding_format": "base64"}),
+        ("tei_similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+        ("cohere_embed", {"texts": ["a", "x" * 5000], "embedding_types": ["int8"]}),
+    ],
+)
+async def test_retrieval_in_a_process_is_the_same_as_here(offloader: Offloader, endpoint: str, members: dict) -> None:
+    named: list[Any] = []
+
+    def signature_of(chosen: list[str]) -> ModelSignature:
+        named.append(chosen)
+        return LANGUAGE
+
+    body = json.dumps(members).encode()
+    arguments: Any = (body, "", LIMIT, signature_of, endpoint, "")
+    plan, inputs = await offloader.run(LARGE_BYTES + 1, work.retrieval, *arguments)
+    expected, wanted = work.retrieval(*arguments)
+    assert plan == expected
+    assert named == [[endpoint, members.get("model", "")]] * 2
+    shown = [[{name: bytes(one.data) for name, one in part.items()} for part in parts] for parts in (inputs, wanted)]
+    assert shown[0] == shown[1]
+    vectors = [
+        [WireTensor("embedding", "FP32", (2,), np.array([1, row], "<f4").tobytes())] for row in range(len(inputs))
+    ]
+    bodies = [await offloader.run(size, work.retrieval_body, plan, "l", vectors) for size in (0, LARGE_BYTES + 1)]
+    here, there = (json.loads(bytes(body)) for body in bodies)
+    if isinstance(here, dict):
+        here["id"] = there["id"] = ""
+    assert here == there
 
 
 async def test_the_tools_of_a_chat_are_found_in_its_answer(offloader: Offloader) -> None:

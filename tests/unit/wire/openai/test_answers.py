@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from conch.core.errors import Code, ConchError
-from conch.core.inference import InferResponse, ModelSignature, TensorSpec
+from conch.core.inference import InferResponse
 from conch.core.tensors import WireTensor, pack_bytes
 from conch.wire.openai.chat import ChatResponse, read_chat
-from conch.wire.openai.embeddings import EmbeddingPlan, EmbeddingResponse, embedding_body, read_embedding
 from conch.wire.openai.reading import Fields
 from conch.wire.openai.response import ChoiceDelta, Token, read_response
 
@@ -95,28 +94,3 @@ def test_bytes_of_half_a_character_are_not_known() -> None:
     chat.add(0, ChoiceDelta("ä", logprobs=[Token("\ufffd", -1, []), Token("ä", -1, [])]), last=True)
     content = json.loads(chat.body())["choices"][0]["logprobs"]["content"]
     assert [token["bytes"] for token in content] == [None, [195, 164]]
-
-
-def embedding(**members: Any) -> EmbeddingResponse:
-    outputs = {"embedding": TensorSpec("embedding", "FP32", (2,))}
-    asked = read_embedding(Fields({"input": ["a", "b"], **members}))
-    return EmbeddingResponse(asked.plan, ModelSignature("m", 1, 8, {}, outputs), 1)
-
-
-def test_vectors_of_wrong_size_are_the_models_failure() -> None:
-    for values in (b"", b"\0" * 12):
-        with pytest.raises(ConchError) as caught:
-            embedding().add(0, 2, InferResponse([WireTensor("embedding", "FP32", (2, 2), values)]))
-        assert caught.value.code is Code.INTERNAL
-    with pytest.raises(ConchError):
-        embedding().vectors()
-
-
-def test_tokens_of_texts_are_counted_where_the_model_tells() -> None:
-    given = embedding(dimensions=1)
-    data = struct.pack("<4f", 2, 1, 0, 1)
-    given.add(0, 2, InferResponse([WireTensor("embedding", "FP32", (2, 2), data), counts("num_input_tokens", 3, 4)]))
-    assert given.tokens == 7
-    body = json.loads(embedding_body(given.vectors(), EmbeddingPlan(2, False, 1), "m", given.tokens))
-    assert [vector["embedding"] for vector in body["data"]] == [[1.0], [0.0]]
-    assert body["usage"] == {"prompt_tokens": 7, "total_tokens": 7}

@@ -13,7 +13,6 @@ from conch.core.inference import ModelSignature, TensorSpec
 from conch.core.tensors import split_bytes
 from conch.wire.openai.chat import read_chat
 from conch.wire.openai.completions import read_completion
-from conch.wire.openai.embeddings import read_embedding
 from conch.wire.openai.inputs import generation_inputs, text_tensor
 from conch.wire.openai.reading import ApiError, Fields, read_body
 from conch.wire.openai.sampling import read_sampling
@@ -98,25 +97,11 @@ MEMBERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("members", "message"),
-    [
-        ({"inputs": "a"}, "'input' is missing; 'inputs' is not known here"),
-        ({}, "'input' is missing"),
-        ({"input": []}, "input must be non-empty"),
-    ],
-)
-def test_missing_input_is_distinguished_from_an_empty_one(members: dict[str, Any], message: str) -> None:
-    with pytest.raises(ApiError) as raised:
-        read_embedding(Fields(members))
-    assert (raised.value.message, raised.value.param) == (message, "input")
-
-
-@pytest.mark.parametrize("read", [read_chat, read_completion, read_embedding])
+@pytest.mark.parametrize("read", [read_chat, read_completion])
 @given(members=st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=4))
 def test_any_members_are_read_or_refused(read: Any, members: dict[str, Any]) -> None:
-    good = {"messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a"}
-    kept = {"read_chat": "messages", "read_completion": "prompt", "read_embedding": "input"}[read.__name__]
+    good = {"messages": [{"role": "user", "content": "a"}], "prompt": "a"}
+    kept = {"read_chat": "messages", "read_completion": "prompt"}[read.__name__]
     try:
         read(Fields({kept: good[kept], **members}))
     except ApiError as error:
@@ -240,19 +225,3 @@ def test_texts_are_rows_of_a_batch_or_elements() -> None:
     assert text_tensor(signature(TensorSpec("text_input", "BYTES", (-1,))), "text_input", [b"a", b"b"]).shape == (2,)
     with pytest.raises(ApiError):
         text_tensor(signature(TEXT), "text_input", [b"a", b"b"])
-
-
-def test_texts_are_sent_in_batches_that_the_model_takes() -> None:
-    asked = read_embedding(Fields({"input": ["a", "b", "c"]}))
-
-    def shapes(dims: tuple[int, ...], output: tuple[int, ...], batch: int) -> list[tuple[int, ...]]:
-        model = ModelSignature(
-            "m", 1, batch, {"text_input": TensorSpec("text_input", "BYTES", dims)},
-            {"embedding": TensorSpec("embedding", "FP32", output)},
-        )  # fmt: skip
-        return [inputs["text_input"].shape for inputs in asked.inputs(model)]
-
-    assert shapes((1,), (4,), 2) == [(2, 1), (1, 1)]
-    assert shapes((1,), (4,), 0) == [(1,), (1,), (1,)]
-    assert shapes((-1,), (-1, 4), 0) == [(3,)]
-    assert shapes((-1,), (4,), 0) == [(1,), (1,), (1,)]

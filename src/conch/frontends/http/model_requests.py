@@ -1,0 +1,173 @@
+"""Requests whose body, or path, names a model: decodes and starts them, and joins the responses of the model.
+
+Used by the handlers of the OpenAI API and of retrieval, on the event loop; a process decodes large bodies. An exchange
+may become several requests to its model. It ends when all have completed or the first one fails; if the client
+disconnects, they are cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from conch.core.errors import ConchError, internal
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
+from conch.core.tensors import WireTensor
+from conch.frontends.http.background_tasks import BackgroundTasks, take_body
+from conch.frontends.http.dialects import refuse
+from conch.frontends.http.exchange import HttpExchange
+from conch.frontends.http.traced import begin_trace
+from conch.frontends.offloading.offloader import Offloader
+from conch.server.core import InferenceServer
+from conch.server.model import Model
+from conch.server.models.on_demand import LoadNeeded
+from conch.telemetry.tracing.tracing import Tracing
+
+LOG = logging.getLogger("conch")
+
+
+class RequestsResponder:
+    """Sends requests and handles their responses until the exchange ends."""
+
+    def __init__(
+        self,
+        exchange: HttpExchange,
+        model: Model,
+        inputs: Sequence[dict[str, WireTensor]],
+        *,
+        id: str = "",
+        outputs: tuple[str, ...] = (),
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._model = model.name
+        self._requests = [
+            InferRequest(
+                model.name,
+                tensors,
+                partial(self._on_response, part),
+                id=id,
+                outputs=outputs,
+                parameters=parameters or {},
+            )
+            for part, tensors in enumerate(inputs)
+        ]
+        self._running = len(self._requests)
+        self._ended = False
+
+    def start(self, model: Model, tracing: Tracing) -> None:
+        """Send all requests; if one is refused, cancel the others and raise the error."""
+        try:
+            for request in self._requests:
+                if self._ended:
+                    return
+                if tracing.on:
+                    begin_trace(tracing, self._exchange, request)
+                model.infer(request)
+        except BaseException:
+            self.cancel()
+            raise
+        if not self._ended:
+            self._exchange.on_disconnect = self.cancel
+
+    def cancel(self) -> None:
+        """Cancel all requests and send nothing more to the client."""
+        self._ended = True
+        for request in self._requests:
+            request.cancel()
+
+    def _on_response(self, part: int, response: InferResponse) -> None:
+        if self._ended:
+            return
+        try:
+            if response.error is not None:
+                raise response.error
+            self._take(part, response)
+            if response.final:
+                self._running -= 1
+                if not self._running:
+                    self._ended = True
+                    self._finish()
+        except ConchError as error:
+            self._fail(error)
+        except Exception:
+            LOG.exception("a response of '%s' could not be written", self._model)
+            self._fail(internal("the response could not be written"))
+
+    def _fail(self, error: ConchError) -> None:
+        self.cancel()
+        refuse(self._exchange, error)
+
+    def _take(self, part: int, response: InferResponse) -> None:
+        """Write or keep a response to request number ``part``; ``ConchError`` fails the exchange."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        """Send or end the response; called when all requests have completed without error."""
+        raise NotImplementedError
+
+
+class ModelRequests:
+    """Decodes the bodies of exchanges and starts their requests."""
+
+    def __init__(self, server: InferenceServer, offloader: Offloader) -> None:
+        self._server = server
+        self._offloader = offloader
+        self._limit = server.settings.http_max_input_size
+        self._tasks = BackgroundTasks(refuse)
+
+    def start(
+        self,
+        exchange: HttpExchange,
+        decode: Callable[..., Any],
+        arguments: tuple[str, ...],
+        find: Callable[[Any], Model],
+        respond: Callable[[HttpExchange, Model, Any, list[dict[str, WireTensor]]], RequestsResponder],
+    ) -> None:
+        """Decode the body of an exchange and start its requests.
+
+        ``decode``, a function of ``work``, is called with the body, its encoding, the maximum size, a function that
+        returns the signature of a model, and ``arguments``. It returns a plan and the inputs of each request, for
+        which ``respond`` creates the responder. ``find`` returns the model for the argument with which ``decode`` calls
+        that function; its errors refuse the exchange.
+        """
+        self._tasks.start(exchange, self._run(exchange, decode, arguments, find, respond), cancel_on_disconnect=True)
+
+    async def _run(
+        self,
+        exchange: HttpExchange,
+        decode: Callable[..., Any],
+        arguments: tuple[str, ...],
+        find: Callable[[Any], Model],
+        respond: Callable[[HttpExchange, Model, Any, list[dict[str, WireTensor]]], RequestsResponder],
+    ) -> None:
+        """Decode and start the requests; if their model must be loaded first, load it and decode again.
+
+        The model stays loaded from the moment its name has been read.
+        """
+        body, encoding, size = take_body(exchange, self._limit)
+        while True:
+            again = body if self._server.loads_on_demand else b""
+            with ExitStack() as stack:
+                model: Model
+
+                def signature_of(name: Any, stack: ExitStack = stack) -> ModelSignature:
+                    nonlocal model, again
+                    model = find(name)
+                    stack.enter_context(model.held())
+                    again = b""
+                    return model.signature
+
+                decoding = self._offloader.run(size, decode, body, encoding, self._limit, signature_of, *arguments)
+                body = b""
+                try:
+                    plan, inputs = await decoding
+                except LoadNeeded as needed:
+                    await needed.wait()
+                else:
+                    respond(exchange, model, plan, inputs).start(model, self._server.tracing)
+                    return
+            body = again

@@ -1,0 +1,134 @@
+"""Handlers of the client APIs of retrieval: OpenAI's embeddings, Cohere's, Jina's, TEI's and vLLM's routes.
+
+``wire.retrieval`` translates bodies; the handlers find the model and send its responses. The router calls them on the
+event loop; a process decodes large bodies and encodes large responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from conch.core.errors import Code, unavailable
+from conch.core.inference import InferResponse
+from conch.core.tensors import WireTensor
+from conch.frontends.http import dialects
+from conch.frontends.http.background_tasks import BackgroundTasks
+from conch.frontends.http.exchange import JSON, HttpExchange
+from conch.frontends.http.model_requests import ModelRequests, RequestsResponder
+from conch.frontends.offloading import work
+from conch.frontends.offloading.offloader import Offloader
+from conch.server.core import InferenceServer
+from conch.server.model import Model
+from conch.wire.openai.reading import ApiError
+from conch.wire.retrieval import endpoints
+from conch.wire.retrieval.endpoints import ENDPOINTS
+from conch.wire.retrieval.models import Kind, kinds
+from conch.wire.retrieval.plans import RetrievalPlan
+from conch.wire.retrieval.tei import info_body
+
+DIALECTS: Final = {
+    endpoints.OPENAI: dialects.OPENAI, endpoints.COHERE: dialects.COHERE, endpoints.TEI: dialects.TEI,
+}  # fmt: skip
+_REQUEST_ID: Final = b"x-request-id"
+#: Encodes responses.
+_ENCODING: Final = BackgroundTasks(dialects.refuse)
+#: The kinds of models that TEI serves, which ``/`` and ``/info`` are about.
+_TEI_KINDS: Final = (Kind.DENSE, Kind.RANKER, Kind.CLASSIFIER)
+
+
+class RetrievalResponder(RequestsResponder):
+    """Responds with the results of all requests to the model, as one body."""
+
+    def __init__(
+        self,
+        exchange: HttpExchange,
+        model: Model,
+        plan: RetrievalPlan,
+        inputs: Sequence[dict[str, WireTensor]],
+        offloader: Offloader,
+    ) -> None:
+        id = exchange.headers.get(_REQUEST_ID, b"").decode("latin-1")
+        super().__init__(exchange, model, inputs, id=id, outputs=plan.outputs, parameters=plan.parameters)
+        self._plan = plan
+        self._offloader = offloader
+        self._headers = [JSON, (b"X-Request-Id", id.encode("latin-1"))] if id else [JSON]
+        self._parts: list[Sequence[WireTensor]] = [()] * len(inputs)
+
+    def _take(self, part: int, response: InferResponse) -> None:
+        if response.outputs:
+            self._parts[part] = response.outputs
+
+    def _finish(self) -> None:
+        _ENCODING.start(self._exchange, self._encode(), cancel_on_disconnect=True)
+
+    async def _encode(self) -> None:
+        size = sum([len(tensor.data) for part in self._parts for tensor in part])
+        body = await self._offloader.run(size, work.retrieval_body, self._plan, self._model, self._parts)
+        self._exchange.respond(200, self._headers, body)
+
+
+class Retrieval:
+    """The handlers; each responds to its exchange or raises :class:`ConchError`."""
+
+    def __init__(self, server: InferenceServer, offloader: Offloader) -> None:
+        self._server = server
+        self._offloader = offloader
+        self._requests = ModelRequests(server, offloader)
+
+    def handler(self, endpoint: str) -> Callable[..., None]:
+        """Return the handler of one of ``ENDPOINTS``, whose path may name a model and its version."""
+        return partial(self._start, endpoint)
+
+    def health(self, exchange: HttpExchange) -> None:
+        """Handle ``GET /health``: 200, or 503 while the server is not ready."""
+        if not self._server.ready:
+            raise unavailable("the server is not ready")
+        exchange.respond(200, [JSON])
+
+    def info(self, exchange: HttpExchange, name: str = "", version: int = -1) -> None:
+        """Handle ``GET /info``: describe the model in the path, or the only one that TEI could serve."""
+        model = self._server.model(name, version) if name else self._only_model(_TEI_KINDS)
+        exchange.respond(200, [JSON], info_body(model.signature, model.statistics.runtime_facts))
+
+    def _start(self, endpoint: str, exchange: HttpExchange, name: str = "", version: int = -1) -> None:
+        self._requests.start(
+            exchange, work.retrieval, (endpoint, name), partial(self._find, exchange, version), self._responder
+        )
+
+    def _find(self, exchange: HttpExchange, version: int, chosen: Sequence[str]) -> Model:
+        """Return the model of a request to one of ``ENDPOINTS``, whose errors the exchange gets from now on.
+
+        ``chosen`` is the endpoint and the name of the model, which may be empty.
+        """
+        endpoint, name = chosen
+        exchange.dialect = DIALECTS[ENDPOINTS[endpoint].api]
+        return self._server.model(name, version) if name else self._only_model(ENDPOINTS[endpoint].kinds)
+
+    def _only_model(self, accepted: Sequence[Kind]) -> Model:
+        """Return the only model of one of these kinds, for requests that name none.
+
+        A model that was never loaded has an unknown kind, and counts if no other model does. Raises UNSUPPORTED if
+        there is none, INVALID_ARG if there are several.
+        """
+        names, unknown = [], []
+        for name in self._server.ready_models():
+            signature = self._server.signature(name)
+            if signature is None:
+                unknown.append(name)
+            elif any(kind in accepted for kind in kinds(signature)):
+                names.append(name)
+        names = names or unknown
+        if len(names) > 1:
+            shown = ", ".join(f"'{name}'" for name in names[:10])
+            raise ApiError(f"several models can serve this request: name one of {shown} in 'model'", "model")
+        if not names:
+            wanted = " or ".join(kind.value for kind in accepted)
+            raise ApiError(f"this server has no model that {wanted}", "model", code=Code.UNSUPPORTED)
+        return self._server.model(names[0])
+
+    def _responder(
+        self, exchange: HttpExchange, model: Model, plan: RetrievalPlan, inputs: list[dict[str, WireTensor]]
+    ) -> RequestsResponder:
+        return RetrievalResponder(exchange, model, plan, inputs, self._offloader)
