@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from conch.checkpoints import files, hub
 from conch.checkpoints.gguf import GgufFile, config_of, llamacpp_problem, openvino_problem, read_gguf
+from conch.checkpoints.gguf_consistency import require_consistent
 from conch.checkpoints.hub import counted
 from conch.checkpoints.manifest import Companion, Manifest, Variant
 from conch.checkpoints.options import ENGINES, TEXT_ENGINES, Options, extra_of, files_for
@@ -221,7 +222,11 @@ class Checkpoint:
         else:
             self.dependencies.append(("path", str(location.gguf or folder)))
         self.warning = warning
-        self.config = config_of(gguf) if gguf is not None else self.json("config.json") or {}
+        if gguf is not None:
+            self.config = config_of(gguf)
+            require_consistent(gguf)
+        else:
+            self.config = self.json("config.json") or {}
         self._check_architectures()
         self.labels = labels_of(self.config, str(folder / "config.json"))
         self.task = self._task()

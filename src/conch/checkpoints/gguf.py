@@ -1,16 +1,19 @@
 """GGUF files: reads their metadata and tensor locations, converts the metadata to a config.json, decodes matrices.
 
-Files are untrusted: all sizes are checked against the size of the file before memory is allocated. Sources: ggml's
-docs/gguf.md for the layout of files, its ggml-common.h for that of quantised matrices.
+Files are untrusted: all sizes are checked against the size of the file before memory is allocated, and the header is
+limited. ``gguf_consistency.py`` compares the tensors with the metadata. Sources: ggml's docs/gguf.md for the layout of
+files, its ggml-common.h for that of quantised matrices.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,11 +45,16 @@ _TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
     29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
     40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
 }  # fmt: skip
-_UNQUANTISED: Final = ("F32", "F16", "BF16")
-#: Limits that no model reaches, so that a malicious file takes seconds to read and not hours.
+_UNQUANTISED: Final = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
+#: Limits that no model reaches, so that a malicious file takes seconds to read and not hours, and little memory: for
+#: the entries of the header, the items of all lists, and the bytes of the header.
 _MOST_ENTRIES: Final = 100_000
-_MOST_TEXTS: Final = 8_000_000
+_MOST_ITEMS: Final = 8_000_000
+_MOST_BYTES: Final = 256 << 20
 _MOST_DIMENSIONS: Final = 4
+_GREATEST_ALIGNMENT: Final = 1 << 20
+#: The greatest size of a model's dimension.
+_GREATEST_SIZE: Final = 2**31 - 1
 _DEFAULT_ALIGNMENT: Final = 32
 
 
@@ -72,7 +80,7 @@ class GgufFile:
 
     @property
     def quantised(self) -> bool:
-        """Whether the file has a matrix of a type other than F32, F16 and BF16."""
+        """Whether the file has a matrix of a type with blocks."""
         return any(
             type_name(tensor.type) not in _UNQUANTISED for tensor in self.tensors.values() if len(tensor.shape) > 1
         )
@@ -88,11 +96,35 @@ class GgufFile:
         return value
 
     def number(self, key: str, default: float = 0.0) -> float:
-        """Return a number in the metadata. Raises INVALID_ARG, naming the key, for another type."""
+        """Return a number in the metadata. Raises INVALID_ARG, naming the key, unless it is a finite number."""
         value = self.metadata.get(key, default)
-        if type(value) not in (int, float):
-            raise invalid(f"{self.path}: {key} must be a number")
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise invalid(f"{self.path}: {key} must be a finite number")
         return float(value)
+
+    def sizes(self, key: str) -> list[int]:
+        """Return a size in the metadata, or the sizes for each layer; empty without one.
+
+        Raises INVALID_ARG, naming the key, unless they are whole numbers from 0 to 2147483647.
+        """
+        value = self.metadata.get(key, [])
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+            value = value.tolist()
+        sizes = value if isinstance(value, list) else [value]
+        if not all(type(size) is int and 0 <= size <= _GREATEST_SIZE for size in sizes):
+            raise invalid(f"{self.path}: {key} must be a whole number from 0 to {_GREATEST_SIZE}, or a list of them")
+        return sizes
+
+    def token(self, role: str) -> int | None:
+        """Return the id of a token with a role such as ``bos``, None without one.
+
+        Raises INVALID_ARG, naming the key, for an id outside the vocabulary.
+        """
+        key = f"tokenizer.ggml.{role}_token_id"
+        id, tokens = self.integer(key), self.texts("tokenizer.ggml.tokens")
+        if id < -1 or (tokens and id >= len(tokens)):
+            raise invalid(f"{self.path}: {key} is {id}, and there are {len(tokens)} tokens")
+        return id if id >= 0 else None
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return a boolean in the metadata. Raises INVALID_ARG, naming the key, for another type."""
@@ -159,7 +191,9 @@ class _Reader:
         self._content = content
         self._size = len(content)
         self._at = len(_MAGIC)
-        self._texts = 0
+        self._items = 0
+        #: What is being read, for messages.
+        self._field = "the header"
 
     def read(self) -> GgufFile:
         version = self._unpack("I")
@@ -170,43 +204,64 @@ class _Reader:
         if max(tensors, entries) > _MOST_ENTRIES:
             raise self._wrong(f"it claims {tensors} tensors and {entries} values")
         metadata: dict[str, Any] = {}
-        for _ in range(entries):
+        for number in range(entries):
+            self._field = f"key {number}"
             key = self._text()
+            self._field = f"the value of {key[:100]!r}"
+            if key in metadata:
+                raise self._wrong("the key occurs twice")
             metadata[key] = self._value(self._unpack("I"))
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-        if type(alignment) is not int or not 0 < alignment <= 1 << 20:
-            raise self._wrong("general.alignment is not a reasonable number")
-        infos = [self._tensor() for _ in range(tensors)]
+        if type(alignment) is not int or not 0 < alignment <= _GREATEST_ALIGNMENT or alignment & (alignment - 1):
+            raise invalid(f"{self._path}: general.alignment must be a power of two up to {_GREATEST_ALIGNMENT}")
+        infos: dict[str, TensorInfo] = {}
+        for number in range(tensors):
+            self._field = f"tensor {number}"
+            info = self._tensor()
+            if info.name in infos:
+                raise self._wrong("two tensors have the same name")
+            infos[info.name] = info
         start = -(-self._at // alignment) * alignment
-        return GgufFile(self._path, version, metadata, self._placed(infos, start))
+        return GgufFile(self._path, version, metadata, self._placed(infos, start, alignment))
 
-    def _placed(self, infos: Sequence[TensorInfo], start: int) -> dict[str, TensorInfo]:
+    def _placed(self, infos: Mapping[str, TensorInfo], start: int, alignment: int) -> dict[str, TensorInfo]:
+        """Return tensors with their offsets in the file, whose data begin at ``start``."""
         placed = {
-            info.name: TensorInfo(info.name, info.shape, info.type, start + info.offset, info.size) for info in infos
+            name: TensorInfo(name, info.shape, info.type, start + info.offset, info.size)
+            for name, info in infos.items()
         }
-        if len(placed) != len(infos):
-            raise self._wrong("two tensors have the same name")
-        end = max((tensor.offset + tensor.size for tensor in placed.values()), default=0)
-        if end > self._size:
-            raise invalid(f"{self._path} was cut off: it has {self._size} of {end} bytes")
+        by_offset = sorted(placed.values(), key=lambda tensor: tensor.offset)
+        for tensor in by_offset:
+            if infos[tensor.name].offset % alignment:
+                raise invalid(f"{self._path}: the offset of tensor {tensor.name[:100]!r} is no multiple of {alignment}")
+            if tensor.offset + tensor.size > self._size:
+                raise invalid(
+                    f"{self._path} was cut off: it has {self._size} bytes, and tensor {tensor.name[:100]!r} ends at "
+                    f"{tensor.offset + tensor.size}"
+                )
+        for tensor, following in pairwise(by_offset):
+            if tensor.offset + tensor.size > following.offset:
+                raise invalid(
+                    f"{self._path}: tensors {tensor.name[:100]!r} and {following.name[:100]!r} overlap in the file"
+                )
         return placed
 
     def _tensor(self) -> TensorInfo:
         name = self._text()
+        self._field = f"tensor {name[:100]!r}"
         dimensions = self._unpack("I")
         if dimensions > _MOST_DIMENSIONS:
-            raise self._wrong(f"tensor '{name[:100]}' has {dimensions} dimensions")
+            raise self._wrong(f"it has {dimensions} dimensions")
         shape = tuple(self._unpack("Q") for _ in range(dimensions))
         kind, offset = self._unpack("I"), self._unpack("Q")
         if kind not in _TYPES:
-            raise invalid(f"{self._path}: tensor '{name[:100]}' is of type {kind}, which is not known here")
-        numbers = 1
-        for dimension in shape:
-            numbers *= dimension
+            raise self._wrong(f"it is of type {kind}, which is not known here")
+        if 0 in shape:
+            raise self._wrong("it is empty")
         _, block, width = _TYPES[kind]
-        if numbers % block:
-            raise self._wrong(f"tensor '{name[:100]}' has no whole number of blocks")
-        return TensorInfo(name, shape[::-1], kind, offset, numbers // block * width)
+        if (shape[0] if shape else 1) % block:
+            raise self._wrong(f"its rows have no whole number of blocks of {block}")
+        return TensorInfo(name, shape[::-1], kind, offset, math.prod(shape) // block * width)
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -214,22 +269,21 @@ class _Reader:
         if kind == _ARRAY:
             return self._list(self._unpack("I"))
         if kind not in _SCALARS:
-            raise self._wrong(f"a value is of type {kind}")
+            raise self._wrong(f"it is of type {kind}, which is not known here")
         value = self._unpack(_SCALARS[kind])
         # The shortest decimal that rounds to the 32-bit float (1e-05), as in a config.json, not its exact value.
         return float(str(np.float32(value))) if kind == _FLOAT32 else value
 
     def _list(self, kind: int) -> Any:
-        if kind == _STRING:
-            count = self._count("Q", 8)
-            self._texts += count
-            if self._texts > _MOST_TEXTS:
-                raise self._wrong("it has more texts than any model")
-            return [self._text() for _ in range(count)]
-        if kind not in _SCALARS:
-            raise self._wrong("it has lists of lists" if kind == _ARRAY else f"a list is of type {kind}")
-        dtype = np.dtype(_SCALARS[kind]).newbyteorder("<")
+        if kind != _STRING and kind not in _SCALARS:
+            raise self._wrong("it has lists of lists" if kind == _ARRAY else f"it is a list of the unknown type {kind}")
+        dtype = np.dtype(_SCALARS.get(kind, "Q")).newbyteorder("<")  # a text begins with its length
         count = self._count("Q", dtype.itemsize)
+        self._items += count
+        if self._items > _MOST_ITEMS:
+            raise self._wrong(f"the lists up to this one have more than {_MOST_ITEMS} items")
+        if kind == _STRING:
+            return [self._text() for _ in range(count)]
         return np.frombuffer(self._slice(count * dtype.itemsize), dtype)
 
     def _text(self) -> str:
@@ -249,13 +303,15 @@ class _Reader:
         start, self._at = self._at, self._at + size
         if self._at > self._size:
             raise self._cut()
+        if self._at > _MOST_BYTES:
+            raise self._wrong(f"the header has more than {_MOST_BYTES} bytes")
         return self._content[start : self._at]
 
     def _cut(self) -> ConchError:
         return self._wrong("it was cut off, or claims more than it holds")
 
     def _wrong(self, why: str) -> ConchError:
-        return invalid(f"{self._path} is not a GGUF file that can be read: {why}")
+        return invalid(f"{self._path} is not a GGUF file that can be read: {self._field}: {why}")
 
 
 #: Names of architectures in transformers, ``model_type`` and the class of the language model, by llama.cpp's name.
@@ -299,11 +355,7 @@ _NUMBERS: Final[Mapping[str, str]] = {
     "layer_norm_eps": "attention.layer_norm_epsilon",
 }
 _REQUIRED: Final = ("max_position_embeddings", "hidden_size", "num_hidden_layers")
-_TOKENS: Final[Mapping[str, str]] = {
-    "bos_token_id": "bos_token_id",
-    "eos_token_id": "eos_token_id",
-    "pad_token_id": "padding_token_id",
-}
+_TOKENS: Final[Mapping[str, str]] = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -320,22 +372,17 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     model_type, architecture = _ARCHITECTURES.get(name, (name, ""))
     config: dict[str, Any] = {"model_type": model_type, "architectures": [architecture] if architecture else []}
     for key, theirs in _INTEGERS.items():
-        value = file.metadata.get(f"{name}.{theirs}")
-        if value is None:
-            continue
-        if not isinstance(value, int):
-            value = max(file.numbers(f"{name}.{theirs}"), default=0)  # one number per layer
-        config[key] = int(value)
+        if sizes := file.sizes(f"{name}.{theirs}"):
+            config[key] = max(sizes)
     for key, theirs in _NUMBERS.items():
-        value = file.metadata.get(f"{name}.{theirs}")
-        if isinstance(value, int | float):
-            config[key] = float(value)
+        if f"{name}.{theirs}" in file.metadata:
+            config[key] = file.number(f"{name}.{theirs}")
     for key in _REQUIRED:
         if config.get(key, 0) <= 0:
             raise invalid(f"{file.path}: {name}.{_INTEGERS[key]} is missing")
     config["vocab_size"] = len(file.texts("tokenizer.ggml.tokens")) or file.integer(f"{name}.vocab_size", 0)
-    for key, theirs in _TOKENS.items():
-        if (id := file.integer(f"tokenizer.ggml.{theirs}")) >= 0:
+    for key, role in _TOKENS.items():
+        if (id := file.token(role)) is not None:
             config[key] = id
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     return config

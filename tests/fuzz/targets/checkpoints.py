@@ -7,15 +7,17 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.gguf import config_of, read_gguf
+from conch.checkpoints.gguf_reference import GgufReference
 from conch.checkpoints.manifest import Manifest
+from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.core.errors import ConchError
 from tests.fuzz.target import target
 from tests.unit.checkpoints.folders import checkpoint
-from tests.unit.checkpoints.gguf_files import LLAMA, content
+from tests.unit.checkpoints.gguf_files import LLAMA, TOKENS, content, model
 
 _TOKENS: Final = (
     b'"model"', b'"task"', b'"engine"', b'"trust_remote_code"', b'"../"', b'"/etc/passwd"', b'"~"', b"{", b"}", b"[",
@@ -100,13 +102,30 @@ def conversion_manifest(data: bytes) -> None:
             Manifest.from_json(manifest.to_json())
 
 
+_SENTENCEPIECE: Final = {
+    **TOKENS, "tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.5] * 8, "tokenizer.ggml.merges": None,
+}  # fmt: skip
+
+
 @target(
-    seeds=[content({**LLAMA, "tokenizer.ggml.tokens": ["a", "b"]}, [("x", (4, 2), 0, 0)], data=32)],
-    tokens=[b"general.architecture", b"llama", b"tokenizer.ggml", b"GGUF"],
-    most=1 << 16,
+    seeds=[
+        content({**LLAMA, "tokenizer.ggml.tokens": ["a", "b"]}, [("x", (4, 2), 0, 0)], data=32),
+        model(TOKENS),
+        model(_SENTENCEPIECE, architecture="qwen3"),
+    ],
+    tokens=[b"general.architecture", b"llama", b"tokenizer.ggml", b"GGUF", b"blk.0.", b".weight", b"general.alignment"],
+    most=1 << 17,
 )
 def gguf(data: bytes) -> None:
+    """A file, its tokenizer, and a token computed with its weights."""
+    here: Any = SimpleNamespace(map=map)
     with _folder() as folder:
         (folder / "model.gguf").write_bytes(data)
         with contextlib.suppress(ConchError):
-            config_of(read_gguf(folder / "model.gguf"))
+            checkpoint = Checkpoint.open(folder)
+            assert checkpoint.gguf is not None
+            assert isinstance(checkpoint.openvino_problem, str)
+            with contextlib.suppress(ConchError):
+                tokenizer = open_tokenizer(checkpoint)
+                tokenizer.decode(tokenizer.encode("abc"))
+            GgufReference(checkpoint.gguf, here).score([([0, 1], 1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,11 @@ LLAMA: Final[dict[str, Any]] = {
     "llama.rope.freq_base": 10000.0,
     "llama.attention.layer_norm_rms_epsilon": 1e-5,
 }
+
+
+_HEAD_NORMS: Final = ("attn_q_norm", "attn_k_norm")
+#: Vectors of each layer besides those of Llama.
+_NORMS: Final = {"qwen3": _HEAD_NORMS, "gemma2": ("post_attention_norm", "post_ffw_norm")}
 
 
 def text(value: str) -> bytes:
@@ -55,7 +61,111 @@ def content(
     return head + b"\0" * (-len(head) % 32) + b"\0" * data
 
 
+def model(
+    changes: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, tuple[tuple[int, ...], int] | None] | None = None,
+    architecture: str = "llama",
+    width: int = 32,
+) -> bytes:
+    """The bytes of a model whose tensors are those that its metadata describes, in Q8_0 and F32.
+
+    ``changes`` are added to the metadata, and ``tensors`` (name: dimensions, type) to the tensors; None removes one.
+    """
+    metadata = {key.replace("llama", architecture): value for key, value in LLAMA.items()}
+    metadata |= {"general.architecture": architecture, f"{architecture}.embedding_length": width, **(changes or {})}
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    inner, keys = 64, width // 2
+    made: dict[str, Any] = {
+        "token_embd.weight": ((width, len(metadata.get("tokenizer.ggml.tokens", [])) or 8), 8),
+        "output_norm.weight": ((width,), 0),
+    }
+    for block in ("blk.0.", "blk.1."):
+        rows = {
+            "attn_q": width,
+            "attn_k": keys,
+            "attn_v": keys,
+            "attn_output": width,
+            "ffn_gate": inner,
+            "ffn_up": inner,
+        }
+        made |= {f"{block}{name}.weight": ((width, count), 8) for name, count in rows.items()}
+        made[f"{block}ffn_down.weight"] = (inner, width), 8
+        norms = ("attn_norm", "ffn_norm", *_NORMS.get(architecture, ()))
+        made |= {f"{block}{name}.weight": ((width // 4 if name in _HEAD_NORMS else width,), 0) for name in norms}
+    made |= tensors or {}
+    placed: list[tuple[str, tuple[int, ...], int, int]] = []
+    end = 0
+    for name, tensor in made.items():
+        if tensor is not None:
+            placed.append((name, *tensor, end))
+            numbers = math.prod(tensor[0])
+            end += -(-(numbers // 32 * 34 if tensor[1] == 8 else 4 * numbers) // 32) * 32
+    return content(metadata, placed, end)
+
+
+def write_model(path: Path, *arguments: Any, **given: Any) -> Path:
+    """Write the bytes of ``model`` to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model(*arguments, **given))
+    return path
+
+
 def write(path: Path, metadata: Mapping[str, Any], **given: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content(metadata, **given))
     return path
+
+
+#: A small vocabulary, for files whose every part is changed.
+TOKENS: Final[dict[str, Any]] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["<s>", "</s>", "a", "b", "c", "ab", "abc", "Ġ"],
+    "tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 1, 1, 1],
+    "tokenizer.ggml.merges": ["a b", "ab c"],
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.eos_token_id": 1,
+    "tokenizer.ggml.add_bos_token": True,
+    "tokenizer.chat_template": "{{ messages }}",
+}
+_WIDTHS: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+
+
+def numbers_in(data: bytes) -> list[tuple[int, int]]:
+    """The places of all numbers in the header of a valid file, as (offset, bytes), in order."""
+    places: list[tuple[int, int]] = []
+
+    def number(width: int) -> int:
+        start = sum(places[-1]) if places else 4
+        places.append((skipped[0] or start, width))
+        skipped[0] = 0
+        return int.from_bytes(data[places[-1][0] : places[-1][0] + width], "little")
+
+    skipped = [0]
+
+    def skip_text() -> None:
+        length = number(8)
+        skipped[0] = sum(places[-1]) + length
+
+    def value(kind: int) -> None:
+        if kind == 8:
+            skip_text()
+        elif kind == 9:
+            item = number(4)
+            for _ in range(number(8)):
+                value(item)
+        else:
+            number(_WIDTHS[kind])
+
+    number(4)
+    tensors, entries = number(8), number(8)
+    for _ in range(entries):
+        skip_text()
+        value(number(4))
+    for _ in range(tensors):
+        skip_text()
+        for _ in range(number(4)):
+            number(8)
+        number(4)
+        number(8)
+    return places

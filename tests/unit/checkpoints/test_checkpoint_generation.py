@@ -13,7 +13,7 @@ from conch.checkpoints.options import TEXT_ENGINES, Options
 from conch.core.errors import ConchError
 from tests.refusals import refused_argument
 from tests.unit.checkpoints.folders import checkpoint
-from tests.unit.checkpoints.gguf_files import LLAMA, write
+from tests.unit.checkpoints.gguf_files import write_model
 
 CAUSAL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 256}
 
@@ -96,7 +96,7 @@ def test_content_of_a_model_file_may_be_given(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("by_file", [False, True])
 def test_gguf_file_is_found_and_read(tmp_path: Path, named: dict[str, str], file: str, by_file: bool) -> None:
-    path = write(tmp_path / file, LLAMA)
+    path = write_model(tmp_path / file)
     version = tmp_path / "m" / "1"
     version.mkdir(parents=True, exist_ok=True)
     if by_file:
@@ -110,13 +110,13 @@ def test_gguf_file_is_found_and_read(tmp_path: Path, named: dict[str, str], file
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm", "openvino"])
 def test_gguf_file_runs_on_any_engine(tmp_path: Path, engine: str) -> None:
-    write(tmp_path / "net.gguf", LLAMA)
+    write_model(tmp_path / "net.gguf")
     assert opened(tmp_path, engine=engine).engine == engine
 
 
 def test_gguf_file_beside_other_weights_is_not_used(tmp_path: Path) -> None:
     checkpoint(tmp_path, CAUSAL)
-    write(tmp_path / "net.gguf", LLAMA)
+    write_model(tmp_path / "net.gguf")
     assert opened(tmp_path).gguf is None
     named = opened(tmp_path, model="net.gguf").gguf
     assert named is not None and named.path == tmp_path / "net.gguf"
@@ -124,7 +124,7 @@ def test_gguf_file_beside_other_weights_is_not_used(tmp_path: Path) -> None:
 
 def test_configuration_beside_a_gguf_file_does_not_hide_it(tmp_path: Path) -> None:
     checkpoint(tmp_path, CAUSAL, model__safetensors=None)
-    write(tmp_path / "net.gguf", LLAMA)
+    write_model(tmp_path / "net.gguf")
     gguf = opened(tmp_path).gguf
     assert gguf is not None and gguf.path == tmp_path / "net.gguf"
 
@@ -143,7 +143,7 @@ def test_gguf_file_that_cannot_be_served_is_refused(
     tmp_path: Path, names: list[str], values: dict[str, str], message: str
 ) -> None:
     for name in names:
-        write(tmp_path / name, LLAMA)
+        write_model(tmp_path / name)
     assert message in refusal(tmp_path, **values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from pathlib import Path
@@ -34,12 +35,14 @@ def test_everything_in_a_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("types", "quantised"), [((0, 1, 30), False), ((1, 2), True), ((8, 0), True)], ids=["plain", "Q4_0", "Q8_0"]
+    ("types", "quantised"),
+    [((0, 1, 30), False), ((28, 24, 27), False), ((1, 2), True), ((8, 0), True)],
+    ids=["plain", "F64 and integers", "Q4_0", "Q8_0"],
 )
 def test_weights_are_quantised_where_a_matrix_is(tmp_path: Path, types: tuple[int, ...], quantised: bool) -> None:
-    tensors = [(str(kind), (32, 8), kind, 1024 * place) for place, kind in enumerate(types)]
-    vector = ("norm", (32,), 8, 1024 * len(types))
-    path = write(tmp_path / "m.gguf", {}, tensors=[*tensors, vector], data=1024 * (len(types) + 1))
+    tensors = [(str(kind), (32, 8), kind, 2048 * place) for place, kind in enumerate(types)]
+    vector = ("norm", (32,), 8, 2048 * len(types))
+    path = write(tmp_path / "m.gguf", {}, tensors=[*tensors, vector], data=2048 * (len(types) + 1))
     assert read_gguf(path).quantised is quantised
 
 
@@ -80,7 +83,17 @@ def test_architectures_have_their_names_in_transformers(tmp_path: Path, theirs: 
         ({"general.architecture": 3}, "general.architecture must be a text"),
         ({"general.type": "adapter"}, "holds no model but a 'adapter'"),
         ({"llama.context_length": None}, "llama.context_length is missing"),
-        ({"llama.block_count": "two"}, "llama.block_count must be a list of numbers"),
+        ({"llama.block_count": "two"}, "llama.block_count must be a whole number from 0 to 2147483647"),
+        ({"llama.block_count": True}, "llama.block_count must be a whole number from 0 to 2147483647"),
+        ({"llama.context_length": 2**31}, "llama.context_length must be a whole number from 0 to 2147483647"),
+        ({"llama.attention.head_count": [4, -4]}, "llama.attention.head_count must be a whole number from 0 to"),
+        ({"llama.attention.head_count": [4.5]}, "llama.attention.head_count must be a whole number from 0 to"),
+        ({"llama.rope.freq_base": math.nan}, "llama.rope.freq_base must be a finite number"),
+        ({"llama.rope.freq_base": "1"}, "llama.rope.freq_base must be a finite number"),
+        (
+            {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.eos_token_id": 2},
+            "tokenizer.ggml.eos_token_id is 2, and there are 2 tokens",
+        ),
         ({"tokenizer.ggml.tokens": [1]}, "tokenizer.ggml.tokens must be a list of texts"),
     ],
 )
@@ -99,6 +112,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "something else": (b"PK\x03\x04" * 9, "is not a GGUF file"),
     "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
     "no header": (b"GGUF\x03", "it was cut off"),
+    "same keys": (content({"a": 1, "b": 2}).replace(text("b"), text("a")), "the value of 'a': the key occurs twice"),
     "old": (head(0, 0, 1), "is a GGUF file with version 1; versions 2 and 3, little-endian, are read"),
     "big-endian": (b"GGUF" + struct.pack(">I", 3) + bytes(16), "is a GGUF file with big-endian numbers"),
     "many tensors": (head(HUGE, 0), "it was cut off, or claims more than it holds"),
@@ -107,14 +121,24 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "long list": (head(0, 1) + text("a") + struct.pack("<IIQ", 9, 10, HUGE), "claims more than it holds"),
     "long list of texts": (head(0, 1) + text("a") + struct.pack("<IIQ", 9, 8, HUGE), "claims more than it holds"),
     "lists of lists": (head(0, 1) + text("a") + struct.pack("<IIQ", 9, 9, 1) * 9, "it has lists of lists"),
-    "unknown value": (head(0, 1) + text("a") + struct.pack("<I", 77), "a value is of type 77"),
-    "alignment": (content({"general.alignment": 0}), "general.alignment is not a reasonable number"),
-    "dimensions": (content({}, [("w", (1,) * 9, 0, 0)]), "tensor 'w' has 9 dimensions"),
-    "tensor's type": (content({}, [("w", (1,), 99, 0)]), "tensor 'w' is of type 99, which is not known here"),
-    "blocks": (content({}, [("w", (33,), 2, 0)]), "tensor 'w' has no whole number of blocks"),
-    "same names": (content({}, [("w", (1,), 0, 0)] * 2, 4), "two tensors have the same name"),
+    "unknown value": (head(0, 1) + text("a") + struct.pack("<I", 77), "the value of 'a': it is of type 77, which is"),
+    "many numbers": (
+        head(0, 1) + text("a") + struct.pack("<IIQ", 9, 0, 8_000_001) + bytes(8_000_001),
+        "the value of 'a': the lists up to this one have more than 8000000 items",
+    ),
+    "alignment of 0": (content({"general.alignment": 0}), "general.alignment must be a power of two up to 1048576"),
+    "alignment of 24": (content({"general.alignment": 24}), "general.alignment must be a power of two up to 1048576"),
+    "dimensions": (content({}, [("w", (1,) * 9, 0, 0)]), "tensor 'w': it has 9 dimensions"),
+    "tensor's type": (content({}, [("w", (1,), 99, 0)]), "tensor 'w': it is of type 99, which is not known here"),
+    "blocks": (content({}, [("w", (33,), 2, 0)]), "tensor 'w': its rows have no whole number of blocks of 32"),
+    "blocks of several rows": (content({}, [("w", (16, 2), 2, 0)], 32), "its rows have no whole number of blocks of"),
+    "no numbers": (content({}, [("w", (4, 0), 0, 0)]), "tensor 'w': it is empty"),
+    "same names": (content({}, [("w", (1,), 0, 0)] * 2, 4), "tensor 'w': two tensors have the same name"),
+    "a line break": (content({}, [("a\nb", (1,), 99, 0)]), r"tensor 'a\nb': it is of type 99"),
+    "overlap": (content({}, [("w", (9,), 0, 0), ("v", (1,), 0, 32)], 64), "tensors 'w' and 'v' overlap in the file"),
+    "offset": (content({}, [("w", (1,), 0, 4)], 64), "the offset of tensor 'w' is no multiple of 32"),
     "no weights": (content({}, [("w", (HUGE, HUGE), 0, 0)], 64), "was cut off: it has"),
-    "far away": (content({}, [("w", (1,), 0, 2**64 - 1)], 64), "was cut off: it has"),
+    "far away": (content({}, [("w", (1,), 0, 2**64 - 32)], 64), "was cut off: it has"),
 }
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 import torch
 
 from conch.checkpoints.gguf import read_gguf
+from conch.checkpoints.gguf_consistency import require_consistent
 from conch.checkpoints.gguf_reference import GgufReference
 from conch.core.errors import Code, ConchError
 from tests.unit.checkpoints.gguf_models import MODELS, model, write
@@ -42,7 +43,9 @@ def expected(network: Any) -> list[Any]:
 @pytest.mark.parametrize("name", MODELS)
 def test_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     network = model(name)
-    scores = GgufReference(read_gguf(write(tmp_path / "m.gguf", name, network)), pool).score(SEQUENCES)
+    file = read_gguf(write(tmp_path / "m.gguf", name, network))
+    require_consistent(file)
+    scores = GgufReference(file, pool).score(SEQUENCES)
     for (ids, count), rows, sequence in zip(SEQUENCES, expected(network), scores, strict=True):
         assert [score.token for score in sequence] == ids[-count:]
         assert [score.best for score in sequence] == rows.argmax(-1).tolist()

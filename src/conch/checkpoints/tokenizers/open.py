@@ -8,6 +8,7 @@ flags below. docs/decisions/0009 explains why transformers' reader is not used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -37,16 +38,19 @@ from conch.machine import extras
 #: Token types in GGUF.
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
-#: Metadata keys of tokens with a role.
+#: GGUF's names of the roles of tokens.
 _ROLES: Final[Mapping[str, str]] = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
 }
-#: Metadata keys of the tokens that end a text, a turn, and a message to a tool.
-_ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
+#: GGUF's names of the tokens that end a text, a turn, and a message to a tool.
+_ENDS: Final = ("eos", "eot", "eom")
 _TEMPLATE: Final = "tokenizer.chat_template"
+#: The greatest sum of squared lengths of tokens (characters) for which merges are derived from scores; it limits the
+#: time to about 10 s. Vocabularies of 256,000 tokens have 20 million.
+_MOST_CUTS: Final = 1 << 30
 
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -98,7 +102,7 @@ def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None, *, ext
     kinds = file.numbers("tokenizer.ggml.token_type")
     if kinds and len(kinds) != len(tokens):
         raise invalid(f"{path}: tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens")
-    ids = {role: id for role, key in _ROLES.items() if (id := _token(file, key, tokens)) is not None}
+    ids = {role: id for role, name in _ROLES.items() if (id := file.token(name)) is not None}
     roles = {role: tokens[id] for role, id in ids.items()}
     extras.require(str(path), "tokenizers", extra=extra)
     from tokenizers import AddedToken
@@ -107,21 +111,23 @@ def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None, *, ext
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
     if build is None:
         raise invalid(f"{path} has a tokenizer of kind '{model}'; those of kind gpt2 and llama are read")
-    try:
-        fast = build(file, tokens, roles)
-    except ConchError:
-        raise
-    except Exception as error:
-        raise invalid(f"the tokenizer in {path} cannot be read: {one_line(error)}") from None
     marked = [(text, kind) for text, kind in zip(tokens, kinds, strict=False) if kind in (_CONTROL, _USER_DEFINED)]
     special = [AddedToken(text, special=True, normalized=False) for text, kind in marked if kind == _CONTROL]
-    fast.add_special_tokens([*special, *(AddedToken(text, special=True, normalized=False) for text in roles.values())])
-    fast.add_tokens([AddedToken(text, normalized=False) for text, kind in marked if kind == _USER_DEFINED])
     begins = file.flag("tokenizer.ggml.add_bos_token", model == "llama" or _division(file) in _LIKE_LLAMA3)
     ends = file.flag("tokenizer.ggml.add_eos_token")
-    put_around(fast, roles.get("bos_token") if begins else None, roles.get("eos_token") if ends else None)
+    try:
+        fast = build(file, tokens, roles)
+        fast.add_special_tokens(
+            [*special, *(AddedToken(text, special=True, normalized=False) for text in roles.values())]
+        )
+        fast.add_tokens([AddedToken(text, normalized=False) for text, kind in marked if kind == _USER_DEFINED])
+        put_around(fast, roles.get("bos_token") if begins else None, roles.get("eos_token") if ends else None)
+    except (ConchError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a Rust panic is not an Exception
+        raise invalid(f"the tokenizer in {path} cannot be read: {one_line(error)}") from None
     special_ids = (id for id, token in fast.get_added_tokens_decoder().items() if token.special)
-    eos_ids = dict.fromkeys(id for key in _ENDS if (id := _token(file, key, tokens)) is not None)
+    eos_ids = dict.fromkeys(id for name in _ENDS if (id := file.token(name)) is not None)
     # Not by looking up texts, because a vocabulary may contain the same text twice.
     by_text = {roles[role]: id for role, id in ids.items()}
     return FastTokenizer(
@@ -129,14 +135,6 @@ def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None, *, ext
         SpecialTokens.of(roles, by_text.get, special_ids, eos_ids=eos_ids),
         ChatTemplate(_templates(file) if templates is None else templates, roles, str(path)),
     )
-
-
-def _token(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
-    """Return the id of a token with a role, or None. Raises INVALID_ARG for an id outside the vocabulary."""
-    id = file.integer(f"tokenizer.ggml.{key}")
-    if id >= len(tokens):
-        raise invalid(f"{file.path}: tokenizer.ggml.{key} is {id}, and there are {len(tokens)} tokens")
-    return id if id >= 0 else None
 
 
 def _templates(file: GgufFile) -> dict[str, str]:
@@ -162,8 +160,10 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str])
             if division == "default"
             else f"{file.path} divides text by '{division}', which is not known here: serve the original checkpoint"
         )
-    merges = [_pair(merge) for merge in file.texts("tokenizer.ggml.merges")]
     vocabulary = {token: id for id, token in enumerate(tokens)}
+    merges = _merges(file, vocabulary)
+    if not merges:
+        raise invalid(f"{file.path} has no tokenizer: tokenizer.ggml.merges is missing")
     tokenizer: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=division in _LIKE_LLAMA3))
     if division in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
@@ -181,13 +181,17 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, st
     scores = file.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise invalid(f"{file.path}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
+    if any(map(math.isnan, scores)):
+        raise invalid(f"{file.path}: tokenizer.ggml.scores must be numbers, and some are NaN")
     # Gemma's runs of spaces are stored unescaped.
     respelled = [token.replace(" ", "▁") if token.isspace() and " " in token else token for token in tokens]
     vocabulary = {token: id for id, token in enumerate(respelled)}
     ranks = scores
     if file.text("general.architecture").startswith("gemma"):
         ranks = [-id for id in range(len(tokens))]  # its scores do not rank its merges
-    merges = [_pair(merge) for merge in file.texts("tokenizer.ggml.merges")]
+    merges = _merges(file, vocabulary)
+    if not merges and sum(len(token) ** 2 for token in tokens) > _MOST_CUTS:
+        raise invalid(f"{file.path}: the texts in tokenizer.ggml.tokens are longer than those of any model")
     unknown = roles.get("unk_token")
     tokenizer: Any = Tokenizer(
         models.BPE(
@@ -221,9 +225,19 @@ def merges_of(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tu
     return [(first, second) for *_, first, second in merges]
 
 
-def _pair(merge: str) -> tuple[str, str]:
-    first, _, second = merge.partition(" ")
-    return first, second
+def _merges(file: GgufFile, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the merges in a file. Raises INVALID_ARG for one whose parts or result are not in the vocabulary."""
+    merges: list[tuple[str, str]] = []
+    for number, merge in enumerate(file.texts("tokenizer.ggml.merges")):
+        first, _, second = merge.partition(" ")
+        unknown = next((text for text in (first, second, first + second) if text not in vocabulary), None)
+        if unknown is not None:
+            raise invalid(
+                f"{file.path}: merge {number} in tokenizer.ggml.merges, {merge[:100]!r}, needs the token "
+                f"{unknown[:100]!r}, which tokenizer.ggml.tokens lacks"
+            )
+        merges.append((first, second))
+    return merges
 
 
 class SlowTokenizer(TextTokenizer):

@@ -105,9 +105,13 @@ def put_around(fast: Any, bos: str | None, eos: str | None) -> None:
     """Configure ``fast`` to add only ``bos`` before a text and ``eos`` after it; None adds no token."""
     from tokenizers import processors
 
+    # Names of their own, because the texts of tokens may have another meaning in a template, such as "$A".
+    around = {name: text for name, text in (("bos", bos), ("eos", eos)) if text}
     fast.post_processor = processors.TemplateProcessing(
-        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
-        special_tokens=[(text, fast.token_to_id(text)) for text in {bos, eos} if text],
+        single=[name for name in ("bos", "$A", "eos") if name == "$A" or name in around],
+        special_tokens=[
+            {"id": name, "ids": [fast.token_to_id(text)], "tokens": [text]} for name, text in around.items()
+        ],
     )
 
 

@@ -17,7 +17,7 @@ from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
 from tests.fakes import llama_cpp
 from tests.unit.backends.generation.fake_engine import FakeEngine
-from tests.unit.checkpoints.gguf_files import LLAMA, write
+from tests.unit.checkpoints.gguf_files import write_model
 
 MATRIX = "blk.0.ffn_up.weight"
 
@@ -28,12 +28,9 @@ def without_llamacpp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def file_with(folder: Path, name: str, kind: int, architecture: str = "llama") -> Path:
-    """A file with a tensor of this type, and a norm in F32."""
-    dimensions = (256, 1) if name.endswith("weight") else (256,)
-    metadata = {key.replace("llama", architecture): value for key, value in LLAMA.items()}
-    metadata["general.architecture"] = architecture
-    tensors = [(name, dimensions, kind, 0), ("blk.0.attn_norm.weight", (256,), 0, 0)]
-    return write(folder / "m.gguf", metadata, tensors=tensors, data=2048)
+    """A file with a tensor of this type."""
+    dimensions = (256, 64) if name.endswith("weight") else (256,)
+    return write_model(folder / "m.gguf", tensors={name: (dimensions, kind)}, architecture=architecture, width=256)
 
 
 @pytest.mark.parametrize("kind", [1, 2, 3, 8, 12, 14])
@@ -77,7 +74,7 @@ def test_files_that_scale_rotary_frequencies_are_not_served_by_openvino(
     tmp_path: Path, metadata: dict[str, object], scaling: str
 ) -> None:
     metadata = {f"llama.rope.{key}": value for key, value in metadata.items()}
-    write(tmp_path / "m.gguf", {**LLAMA, **metadata}, tensors=[(MATRIX, (256, 1), 8, 0)], data=2048)
+    write_model(tmp_path / "m.gguf", metadata)
     checkpoint = Checkpoint.open(tmp_path, Options())
     assert choose_engine(checkpoint, on_gpu=False) == ("transformers" if scaling else "openvino")
     problem = f"OpenVINO GenAI ignores its scaling of rotary frequencies, '{scaling}'"
@@ -85,8 +82,8 @@ def test_files_that_scale_rotary_frequencies_are_not_served_by_openvino(
 
 
 def test_a_factor_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.gguf", {**LLAMA, "llama.rope.scaling.factor": "4"})
-    with pytest.raises(ConchError, match=f"{path}: llama.rope.scaling.factor must be a number") as refused:
+    path = write_model(tmp_path / "m.gguf", {"llama.rope.scaling.factor": "4"})
+    with pytest.raises(ConchError, match=f"{path}: llama.rope.scaling.factor must be a finite number") as refused:
         choose_engine(Checkpoint.open(tmp_path, Options()), on_gpu=False)
     assert refused.value.code is Code.INVALID_ARG
 

@@ -17,7 +17,7 @@ from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
 from conch.core.tensors import WireTensor, pack_bytes
 from tests.unit.backends.generation.fake_engine import ByteTokenizer, FakeEngine
-from tests.unit.checkpoints.gguf_files import LLAMA, write
+from tests.unit.checkpoints.gguf_files import write_model
 
 
 class Service:
@@ -88,7 +88,7 @@ def test_an_engine_that_the_file_makes_necessary_is_told(
     opened: list[str] = []
     monkeypatch.setattr(backend, "warn_of", calls.append)
     monkeypatch.setattr(generation_backend, "open_engine", lambda name, spec: opened.append(name) or FakeEngine())
-    write(tmp_path / "m.gguf", LLAMA, tensors=[("blk.0.ffn_up.weight", (256, 1), 8, 0)], data=2048)
+    write_model(tmp_path / "m.gguf")
     (tmp_path / "pirate").mkdir()
     checkpoint = Checkpoint.open(tmp_path, Options.from_values({"verify_on_load": False, **values}))
     backend.open_engine(checkpoint, {"kind": "CPU", "device_id": 0}, ByteTokenizer(), lambda name: {})

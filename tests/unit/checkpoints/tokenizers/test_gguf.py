@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,6 +62,15 @@ def llama(**more: Any) -> dict[str, Any]:
     }
 
 
+SCORES = len(vocabulary(metaspace()))
+
+
+def long_tokens() -> dict[str, Any]:
+    """A file whose tokens would take hours to cut into pairs."""
+    tokens = ["x" * 40_000, *vocabulary(metaspace())[1:]]
+    return llama(**{"tokenizer.ggml.tokens": tokens})
+
+
 def phi3() -> dict[str, Any]:
     values = {key.replace("llama.", "phi3."): value for key, value in llama().items()}
     return {**values, "general.architecture": "phi3"}
@@ -71,7 +81,8 @@ SAME = ("llama-bpe", "lfm2", "smaug-bpe", "tekken", "gpt-4o", "talkie", "megrez"
 
 
 def opened(folder: Path, metadata: dict[str, Any]) -> TextTokenizer:
-    return open_tokenizer(bare(folder, write(folder / "m.gguf", metadata)))
+    values = {key: value for key, value in metadata.items() if value is not None}
+    return open_tokenizer(bare(folder, write(folder / "m.gguf", values)))
 
 
 def texts() -> list[str]:
@@ -134,6 +145,13 @@ def test_numbers_and_text_around(tmp_path: Path) -> None:
     assert opened(tmp_path, llama()).encode("a")[0] == 1
 
 
+@pytest.mark.parametrize("text", ["$A", ":x", "a b:1", "\0"])
+def test_token_before_a_text_may_have_any_text(tmp_path: Path, text: str) -> None:
+    tokens = [text, *vocabulary(byte_level())[1:-1]]
+    made = opened(tmp_path, gpt(**{"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.add_bos_token": True}))
+    assert made.encode("a") == [0, *made.encode("a", special_tokens=False)]
+
+
 def test_space_in_front_is_as_the_file_says(tmp_path: Path) -> None:
     spaced, bare = opened(tmp_path, llama()), opened(tmp_path, llama(**{"tokenizer.ggml.add_space_prefix": False}))
     assert [spaced.piece(id) for id in spaced.encode("ab", special_tokens=False)] == [" ab"]
@@ -166,8 +184,17 @@ def test_digits_are_alone_where_the_model_wants_it(tmp_path: Path) -> None:
         ),
         (gpt(**{"tokenizer.ggml.eos_token_id": 9999}), "tokenizer.ggml.eos_token_id is 9999, and there are"),
         (gpt(**{"tokenizer.ggml.token_type": [1]}), "tokenizer.ggml.token_type has 1 entries for"),
-        (gpt(**{"tokenizer.ggml.merges": ["zz yy"]}), "cannot be read: "),
+        (gpt(**{"tokenizer.ggml.eot_token_id": 9999}), "tokenizer.ggml.eot_token_id is 9999, and there are"),
+        (gpt(**{"tokenizer.ggml.merges": None}), "has no tokenizer: tokenizer.ggml.merges is missing"),
+        (
+            gpt(**{"tokenizer.ggml.merges": ["zz yy"]}),
+            "merge 0 in tokenizer.ggml.merges, 'zz yy', needs the token 'zz', which tokenizer.ggml.tokens lacks",
+        ),
+        (gpt(**{"tokenizer.ggml.merges": [""]}), "merge 0 in tokenizer.ggml.merges, '', needs the token ''"),
+        (llama(**{"tokenizer.ggml.scores": None}), "tokenizer.ggml.scores has 0 entries for"),
         (llama(**{"tokenizer.ggml.scores": [1.0]}), "tokenizer.ggml.scores has 1 entries for"),
+        (long_tokens(), "the texts in tokenizer.ggml.tokens are longer than those of any model"),
+        (llama(**{"tokenizer.ggml.scores": [math.nan] * SCORES}), "tokenizer.ggml.scores must be numbers"),
     ],
 )
 def test_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
