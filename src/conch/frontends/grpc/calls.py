@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, cancelled
+from conch.core.inference import InferRequest
 from conch.core.tensors import Buffer
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.intake import MessageIntake
@@ -30,7 +31,9 @@ from conch.frontends.grpc.status import (
     status_of,
     trailers,
 )
+from conch.frontends.offloading.offloader import Offloader, has_many_strings
 from conch.http2 import Http2ErrorCode, Http2Stream
+from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 
 # A call creates an ``Outbox`` for its first message that is compressed elsewhere; runs on the event loop.
@@ -89,7 +92,7 @@ _ACCEPTS: Final = ",".join(ENCODINGS).encode()
 class Call(MessageIntake):
     """A call in progress; it sends nothing more once ``finished``."""
 
-    __slots__ = ("_deadline", "_ending", "_loop", "_outbox", "_started", "encoding", "head")
+    __slots__ = ("_counting", "_deadline", "_ending", "_loop", "_outbox", "_started", "encoding", "head")
 
     def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext) -> None:
         super().__init__(stream, head.encoding, context.budget)
@@ -102,6 +105,8 @@ class Call(MessageIntake):
         self._outbox: Outbox | None = None
         self._ending: tuple[Status, str] | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        #: Requests with long BYTES inputs in shared memory, until these are counted.
+        self._counting: set[asyncio.Task[None]] = set()
         if head.encoding not in ENCODINGS:
             self.fail(CallFault(Status.UNIMPLEMENTED, f"Compression algorithm '{head.encoding}' is not supported"))
         elif head.timeout == 0:
@@ -131,6 +136,37 @@ class Call(MessageIntake):
 
     def on_drained(self) -> None:
         """Handle the end of sending; called when all data has been sent."""
+
+    # Requests
+
+    def infer(
+        self, offloader: Offloader, model: Model, request: InferRequest, refuse: Callable[[ConchError], None]
+    ) -> None:
+        """Pass a request to its model; raises ConchError if the model refuses it.
+
+        BYTES inputs in shared memory that take long to count are counted first, in a process; the model's error then
+        goes to ``refuse``.
+        """
+        if any(map(has_many_strings, request.inputs.values())):
+            counting = self._loop.create_task(self._infer_counted(offloader, model, request, refuse))
+            self._counting.add(counting)
+            counting.add_done_callback(self._counting.discard)
+        else:
+            model.infer(request)
+
+    async def _infer_counted(
+        self, offloader: Offloader, model: Model, request: InferRequest, refuse: Callable[[ConchError], None]
+    ) -> None:
+        try:
+            with model.held():
+                await offloader.count_strings(request)
+                model.infer(request)
+        except asyncio.CancelledError:
+            refuse(cancelled())
+        except ConchError as error:
+            refuse(error)
+        except Exception as error:
+            self.fail(error)
 
     # Responding
 
@@ -233,6 +269,8 @@ class Call(MessageIntake):
         if self._outbox is not None:
             self._outbox.close()
             self._outbox = None
+        for counting in self._counting:
+            counting.cancel()
 
 
 class UnaryCall(Call):

@@ -87,7 +87,7 @@ class InferCall(UnaryCall):
         context.forwarding.add(self.head.metadata, self._request)
         if context.server.tracing.on:
             begin_trace(context.server.tracing, self, self._request)
-        model.infer(self._request)
+        self.infer(context.offloader, model, self._request, self.fail)
 
     def _respond_from_cache(self, model: Model, message: Buffer) -> bool:
         """Send the stored response to an identical message; False if the response cache no longer has it."""

@@ -130,7 +130,7 @@ class StreamInferCall(Call):
         if tracing.on:
             begin_trace(tracing, self, request)
         try:
-            model.infer(request)
+            self.infer(self._context.offloader, model, request, streamed.refuse)
         except ConchError as error:
             streamed.refuse(error)
 

@@ -109,18 +109,10 @@ class Inference:
         responder.request = request
         resolve_spans(request, behind, regions)
         if any(map(has_many_strings, request.inputs.values())):
-            await self._count_strings(model, request)
+            await self._offloader.count_strings(request)
         if self._forwarding.enabled:
             self._forwarding.add(_as_sent(exchange), request)
         self._send(exchange, model, request)
-
-    async def _count_strings(self, model: Model, request: InferRequest) -> None:
-        """Count the elements of BYTES inputs that validation would take long to count."""
-        tensors = list(filter(has_many_strings, request.inputs.values()))
-        size = sum([len(tensor.data) for tensor in tensors])
-        counts = await self._offloader.run(size, work.strings, model.name, request.id, tensors)
-        for tensor, count in zip(tensors, counts, strict=True):
-            tensor.elements = count
 
     def generate(self, exchange: HttpExchange, name: str, version: int) -> None:
         """Handle ``POST …/generate``."""

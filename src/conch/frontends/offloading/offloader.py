@@ -20,11 +20,13 @@ from mmap import mmap
 from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
 from conch.core.errors import ConchError, internal, invalid, unavailable
+from conch.core.inference import InferRequest
 from conch.core.tensors import Buffer, WireTensor
 from conch.core.validation import has_strings
 from conch.frontends.budget import ByteBudget
 from conch.frontends.offloading import messages
 from conch.frontends.offloading.messages import Header, Packing, SharedMessage, unpack
+from conch.frontends.offloading.work import strings
 from conch.machine.memory import resident_bytes
 from conch.machine.processes import TICKS, activity
 from conch.machine.threads import LastingExecutor
@@ -299,6 +301,14 @@ class Offloader:
             raise
         finally:
             del work  # an error refers to this frame, which would refer back to it
+
+    async def count_strings(self, request: InferRequest) -> None:
+        """Count the elements of the BYTES inputs that validation would take long to count."""
+        tensors = list(filter(has_many_strings, request.inputs.values()))
+        size = sum(len(tensor.data) for tensor in tensors)
+        counts = await self.run(size, strings, request.model_name, request.id, tensors)
+        for tensor, count in zip(tensors, counts, strict=True):
+            tensor.elements = count
 
     async def close(self) -> None:
         """End the processes and return when they have ended; what still waits fails."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from tritonclient.grpc import model_config_pb2
@@ -71,6 +72,10 @@ class FakeModel:
         self.received.append(request)
         request.on_cancel = self.cancel
         self.behaviour(request)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        yield
 
     def cancel(self, request: InferRequest) -> None:
         self.cancelled.append(request)
