@@ -27,6 +27,7 @@ NEED_EXTRAS: Final = (
     "benchmarks/test_client.py",
     "benchmarks/test_day_zero_checkpoints.py",
     "checkpoints/test_gguf.py",
+    "checkpoints/test_gguf_damaged.py",
     "checkpoints/test_gguf_reference.py",
     "checkpoints/test_gguf_weights.py",
     "checkpoints/test_hub.py",

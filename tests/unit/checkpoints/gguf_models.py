@@ -42,11 +42,17 @@ MODELS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
         "gemma3", "Gemma3TextConfig", {"head_dim": 16, "query_pre_attn_scalar": 16, "num_hidden_layers": 7},
     ),
 }  # fmt: skip
+#: The same of architectures that conch's reference does not compute.
+OTHERS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
+    # transformers takes the size of its vocabulary from the tokenizer, and has this one without.
+    "starcoder2": ("starcoder2", "Starcoder2Config", {"vocab_size": 49152}),
+}
+_ALL: Final = {**MODELS, **OTHERS}
 _NEIGHBOURS: Final = ("llama", "granite", "smollm3")
 
 
 def model(name: str, **settings: Any) -> Any:
-    _, kind, differing = MODELS[name]
+    _, kind, differing = _ALL[name]
     torch.manual_seed(3)
     config = getattr(transformers, kind)(**{**_SIZES, **differing, **settings})
     built = transformers.AutoModelForCausalLM.from_config(config)
@@ -69,7 +75,7 @@ def write(
 
     Matrices are of type ``quantised``, if that is given.
     """
-    architecture = MODELS[name][0]
+    architecture = _ALL[name][0]
     values = {f"{architecture}.{key}": value for key, value in _metadata(model.config).items()} | dict(metadata or {})
     writer = gguf.GGUFWriter(path, values.pop("general.architecture", architecture))
     for key, value in values.items():
@@ -94,7 +100,8 @@ def _metadata(config: Any) -> dict[str, Any]:
         "block_count": "num_hidden_layers", "feed_forward_length": "intermediate_size",
         "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
         "attention.key_length": "head_dim", "attention.value_length": "head_dim",
-        "attention.layer_norm_rms_epsilon": "rms_norm_eps", "expert_used_count": "num_experts_per_tok",
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.layer_norm_epsilon": "norm_epsilon",
+        "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
         "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",

@@ -6,7 +6,7 @@ Runs in workers: two threads read the server's frames, a third one runs the serv
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from time import monotonic_ns
@@ -16,7 +16,7 @@ from conch.backends.base.arrays import Request
 from conch.backends.base.backend_base import BackendBase, quiet_libraries, versioned
 from conch.backends.generation.compilation import COMPILE_SECONDS
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
-from conch.backends.generation.gguf_check import verify_gguf
+from conch.backends.generation.gguf_check import NOT_CHECKED, verify_gguf
 from conch.backends.generation.options import engine_spec, library_arguments
 from conch.backends.generation.service import GenerationService, RequestState, ResponseBuilder
 from conch.checkpoints.folder import Checkpoint
@@ -54,6 +54,22 @@ def open_engine(name: str, spec: EngineSpec) -> GenerationEngine:
         engine.close()
         raise invalid(f"parameter 'batch_invariant' is not supported by engine '{name}'")
     return engine
+
+
+def verify(engine: GenerationEngine, spec: EngineSpec, prompts: Sequence[list[int]]) -> dict[str, str]:
+    """Compare completions of ``prompts`` (token ids) with references; returns the results by name.
+
+    For a GGUF file that conch's reference does not compute, transformers is the reference. Raises INVALID_ARG for an
+    engine that differs, and the engine's error if it fails on a prompt.
+    """
+    results: dict[str, str] = {}
+    if spec.gguf is not None:
+        results["gguf_check"] = verify_gguf(engine, spec.gguf, prompts, spec.threads, adapters=spec.adapters.values())
+    result = engine.verify(prompts)
+    if not result and results.get("gguf_check", "").startswith(NOT_CHECKED) and engine.name != "transformers":
+        comparison: Any = import_module("conch.backends.engines.transformers.comparison")
+        result = comparison.compare(engine, spec, prompts)
+    return {**results, "transformers_check": result} if result else results
 
 
 #: Prompts of different lengths for the comparisons with transformers and GGUF weights at load.
@@ -143,13 +159,9 @@ class GenerationBackend(BackendBase):
             self.warn_of(warning)
         self.runtime_facts = _runtime_facts(engine, spec, checkpoint)
         if checkpoint.options.verify_on_load:
-            prompts = [prompt for text in _EXAMPLES if (prompt := tokenizer.encode(text))]
-            if spec.gguf is not None:
-                self.runtime_facts["gguf_check"] = verify_gguf(
-                    engine, spec.gguf, prompts, spec.threads, adapters=spec.adapters.values()
-                )
-            if result := engine.verify(prompts):
-                self.runtime_facts["transformers_check"] = result
+            self.runtime_facts |= verify(
+                engine, spec, [prompt for text in _EXAMPLES if (prompt := tokenizer.encode(text))]
+            )
         self.text_limit = checkpoint.options.text_limit(engine.context)
         return engine
 

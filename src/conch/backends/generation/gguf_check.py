@@ -20,6 +20,7 @@ from conch.core.errors import ConchError
 
 _logger = logging.getLogger(__name__)
 
+NOT_CHECKED: Final = "not checked"
 #: Limit for the processor time of the reference on each core (s); above it, the comparison is skipped.
 _SECONDS: Final = 20.0
 
@@ -34,10 +35,10 @@ def verify_gguf(
 ) -> str:
     """Compare greedy completions of ``prompts`` (token ids) with the weights of ``file``; returns the result as text.
 
-    The reference uses ``threads`` cores. A file that it cannot compute, or not cheaply, is not checked; the log has the
-    reason. Called before the first request. Raises INVALID_ARG if the engine's tokens or log-probabilities differ by
-    more than the tolerances, naming the engines that may serve the file with these LoRA ``adapters``, and the engine's
-    error if it fails on a prompt.
+    The reference uses ``threads`` cores. A file that it cannot compute, or not cheaply, is not checked; the result
+    begins with ``NOT_CHECKED``, and the log has the reason. Called before the first request. Raises INVALID_ARG if the
+    engine's tokens or log-probabilities differ by more than the tolerances, naming the engines that may serve the file
+    with these LoRA ``adapters``, and the engine's error if it fails on a prompt.
     """
     completions = greedy_completions(engine, prompts)
     with ThreadPoolExecutor(max(1, threads)) as pool:
@@ -48,7 +49,7 @@ def verify_gguf(
             )
         except ConchError as error:
             _logger.warning("%s was not compared with its weights: %s", file.path, error.message)
-            return f"not checked: {error.message}"
+            return f"{NOT_CHECKED}: {error.message}"
     others = other_engines(file, adapters, without=engine.name)
     tolerances = QUANTISED if file.quantised else PLAIN
     return require_agreement(engine, file.path, tolerances, completions, scores, others=others)

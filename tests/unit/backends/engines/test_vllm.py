@@ -22,6 +22,7 @@ from conch.core.sampling.parameters import Feature
 from conch.core.sampling.parameters import SamplingParams as Sampling
 from conch.core.sampling.structures import Structure
 from conch.machine import extras
+from tests.unit.checkpoints.gguf_files import LLAMA
 
 
 @dataclass
@@ -56,6 +57,7 @@ class EngineArgs:
     max_num_batched_tokens: int | None = None
     num_gpu_blocks_override: int | None = None
     block_size: int | None = None
+    quantization: str | None = None
     enable_lora: bool = False
     max_loras: int = 1
     max_lora_rank: int = 16
@@ -238,6 +240,14 @@ def spec(**settings: Any) -> EngineSpec:
 
 def run(engine: Any) -> list[tuple[int, list[int], str]]:
     return [(one.id, list(one.tokens), one.finish) for one in engine.step()]
+
+
+def test_model_is_not_compared_with_arguments_that_change_what_it_computes() -> None:
+    engine = open_engine("vllm", spec(arguments={"quantization": "fp8"}))
+    assert engine.verify([[5], [50, 51]]) == (
+        "not checked: the engine argument 'quantization' changes what vLLM computes"
+    )
+    assert engine.usage() == EngineUsage()
 
 
 def test_sequences_are_continued_step_by_step() -> None:
@@ -472,7 +482,7 @@ def test_gguf_file_that_vllm_does_not_read_is_refused_with_other_engines(monkeyp
     with pytest.raises(
         ConchError, match="vllm reads no GGUF files without a plugin; set parameter 'engine' to"
     ) as refused:
-        open_engine("vllm", EngineSpec(Path("/models"), {}, (), gguf=GgufFile(Path("/models/m.gguf"), 3, {}, {})))
+        open_engine("vllm", EngineSpec(Path("/models"), {}, (), gguf=GgufFile(Path("/models/m.gguf"), 3, LLAMA, {})))
     assert refused.value.code is Code.INVALID_ARG
 
 

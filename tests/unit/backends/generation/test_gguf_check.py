@@ -17,7 +17,7 @@ import torch
 
 from conch.backends.batching.decoder import Logits
 from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
-from conch.backends.generation.generation_backend import open_engine
+from conch.backends.generation.generation_backend import open_engine, verify
 from conch.backends.generation.gguf_check import verify_gguf
 from conch.checkpoints.gguf import config_of, read_gguf
 from conch.core.errors import Code, ConchError, invalid
@@ -38,6 +38,24 @@ def network() -> Any:
 def engine(path: Path) -> GenerationEngine:
     file = read_gguf(path)
     return open_engine("transformers", EngineSpec(path.parent, config_of(file), (), gguf=file, threads=1))
+
+
+class OtherEngine(FakeEngine):
+    """The tokens of another engine."""
+
+    def __init__(self, engine: GenerationEngine) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def add(self, request: EngineRequest) -> None:
+        self._engine.add(request)
+
+    def step(self) -> list[Progress]:
+        return self._engine.step()
+
+    @property
+    def busy(self) -> bool:
+        return self._engine.busy
 
 
 def with_rounded_minima(path: Path, target: Path) -> Path:
@@ -74,27 +92,19 @@ def test_engine_that_rounds_minima_is_refused(tmp_path: Path, network: Any) -> N
 
 def test_engine_that_reports_other_log_probabilities_is_refused(tmp_path: Path, network: Any) -> None:
     path = write(tmp_path / "m.gguf", "llama", network, "Q8_0")
-    right = engine(path)
 
-    class Flattering(FakeEngine):
-        """The tokens of another engine, with a log-probability of zero."""
-
-        def add(self, request: EngineRequest) -> None:
-            right.add(request)
+    class Flattering(OtherEngine):
+        """Reports a log-probability of zero."""
 
         def step(self) -> list[Progress]:
-            progress = right.step()
+            progress = super().step()
             for step in progress:
                 for entry in step.logprobs or ():
                     entry.logprob = 0.0
             return progress
 
-        @property
-        def busy(self) -> bool:
-            return right.busy
-
     with pytest.raises(ConchError, match=r"16 of 16 tokens agree, log-probabilities differ by \d\.\d+ on average"):
-        verify_gguf(Flattering(), read_gguf(path), PROMPTS, 1)
+        verify_gguf(Flattering(engine(path)), read_gguf(path), PROMPTS, 1)
 
 
 def test_file_without_a_reference_is_not_checked(
@@ -105,6 +115,44 @@ def test_file_without_a_reference_is_not_checked(
         result = verify_gguf(FakeEngine(), read_gguf(path), PROMPTS, 1)
     assert result == "not checked: there is no reference for architecture 'gpt2'"
     assert caplog.messages == [f"{path} was not compared with its weights: {result.removeprefix('not checked: ')}"]
+
+
+def spec(path: Path) -> EngineSpec:
+    file = read_gguf(path)
+    return EngineSpec(path.parent, config_of(file), (), gguf=file, threads=2)
+
+
+@pytest.fixture(scope="module")
+def starcoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two files of an architecture that the reference does not compute, with other weights."""
+    folder = tmp_path_factory.mktemp("starcoder2")
+    network = model("starcoder2")
+    paths = []
+    for name in ("right", "wrong"):
+        (folder / name).mkdir()
+        paths.append(write(folder / name / "m.gguf", "starcoder2", network))
+        for parameter in network.parameters():
+            parameter.data *= -1
+    return paths[0], paths[1]
+
+
+def test_transformers_is_the_reference_for_an_architecture_that_only_it_computes(starcoder: tuple[Path, Path]) -> None:
+    right, wrong = starcoder
+    assert verify(OtherEngine(engine(right)), spec(right), PROMPTS) == {
+        "gguf_check": "not checked: there is no reference for architecture 'starcoder2'",
+        "transformers_check": "16 of 16 tokens agree, log-probabilities differ by 0.0000 on average",
+    }
+    with pytest.raises(ConchError, match=f"engine 'fake' does not compute the weights of {right}: ") as error:
+        verify(OtherEngine(engine(wrong)), spec(right), PROMPTS)
+    assert error.value.code is Code.INVALID_ARG
+
+
+def test_architecture_that_nothing_else_computes_is_not_checked(tmp_path: Path, network: Any) -> None:
+    path = write(tmp_path / "m.gguf", "llama", network, metadata={"general.architecture": "martian"})
+    made = EngineSpec(tmp_path, {}, (), gguf=read_gguf(path), threads=2)
+    results = verify(FakeEngine(), made, PROMPTS)
+    assert results["gguf_check"] == "not checked: there is no reference for architecture 'martian'"
+    assert results["transformers_check"].startswith("not checked: engine 'transformers' cannot load ")
 
 
 def test_engine_that_fails_on_a_prompt_is_refused_and_left_without_requests(tmp_path: Path, network: Any) -> None:

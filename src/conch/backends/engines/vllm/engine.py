@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from conch.backends.engines.transformers.comparison import compare
 from conch.backends.engines.vllm.arguments import BLOCK, engine_arguments
-from conch.backends.engines.vllm.verification import verify
 from conch.backends.generation.engine import (
     EngineRequest,
     EngineSpec,
@@ -34,6 +34,11 @@ _FEATURES: Final = STRUCTURED_OUTPUTS | {
     *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION),
     *(Feature.PENALTIES, Feature.MIN_TOKENS, Feature.BAD_WORDS, Feature.LOGIT_BIAS),
 }
+#: Arguments with which vLLM computes something else than the checkpoint does in transformers.
+_CHANGING: Final = (
+    "hf_overrides", "kv_cache_dtype", "load_format", "logits_processors", "logprobs_mode", "model_class_overrides",
+    "model_weights", "quantization", "quantization_config",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -130,7 +135,7 @@ class VllmEngine(GenerationEngine):
         )
 
     def verify(self, prompts: Sequence[list[int]]) -> str:
-        return verify(self, self._spec, prompts) if self._spec.gguf is None else ""
+        return compare(self, self._spec, prompts, _obstacle(self._spec)) if self._spec.gguf is None else ""
 
     def forget(self) -> None:
         self._engine.reset_prefix_cache()
@@ -218,6 +223,12 @@ class _Statistics:
 
     def record_sleep_state(self, *_: Any, **__: Any) -> None:
         pass
+
+
+def _obstacle(spec: EngineSpec) -> str:
+    """Return the argument that prevents a comparison with transformers, in a sentence; empty without one."""
+    changing = next((name for name in _CHANGING if spec.arguments.get(name) not in (None, "auto")), None)
+    return f"the engine argument '{changing}' changes what vLLM computes" if changing is not None else ""
 
 
 def _refusals() -> tuple[type[Exception], ...]:

@@ -1,4 +1,4 @@
-"""The comparison of the engine ``vllm`` with transformers at load, with another engine in vLLM's place."""
+"""The comparison of an engine with transformers at load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from conch.backends.engines.vllm.verification import verify
+from conch.backends.engines.transformers.comparison import compare
 from conch.backends.generation.engine import EngineSpec
 from conch.backends.generation.generation_backend import open_engine
 from conch.core.errors import Code, ConchError
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_result_says_how_many_tokens_agree(folder: Path) -> None:
     engine = open_engine("transformers", spec(folder / "right"))
-    assert verify(engine, spec(folder / "right"), PROMPTS) == (
+    assert compare(engine, spec(folder / "right"), PROMPTS) == (
         "16 of 16 tokens agree, log-probabilities differ by 0.0000 on average"
     )
 
@@ -42,20 +42,22 @@ def test_engine_that_computes_other_weights_is_refused(folder: Path) -> None:
     with pytest.raises(
         ConchError, match=r"does not compute the weights of .*right: after a prompt of 3 tokens"
     ) as error:
-        verify(engine, spec(folder / "right"), PROMPTS)
+        compare(engine, spec(folder / "right"), PROMPTS)
     assert error.value.code is Code.INVALID_ARG
     assert not engine.busy
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"),
+    ("settings", "obstacle", "reason"),
     [
-        ({"arguments": {"hf_overrides": {"rope_theta": 1}}}, "the engine argument 'hf_overrides' changes what vLLM "),
-        ({"threads": 0}, "a step in float32 takes more than about 0.5 s on each core"),
-        ({"directory": Path("/nowhere")}, "engine 'transformers' cannot load '/nowhere': "),
+        ({}, "an argument", "an argument"),
+        ({"threads": 0}, "", "a step in float32 takes more than about 0.5 s on each core"),
+        ({"directory": Path("/nowhere")}, "", "engine 'transformers' cannot load '/nowhere': "),
     ],
 )
-def test_model_that_cannot_be_compared_is_not_refused(folder: Path, settings: dict[str, Any], reason: str) -> None:
+def test_model_that_cannot_be_compared_is_not_refused(
+    folder: Path, settings: dict[str, Any], obstacle: str, reason: str
+) -> None:
     engine = open_engine("transformers", spec(folder / "right"))
     place = settings.pop("directory", folder / "right")
-    assert verify(engine, spec(place, **settings), PROMPTS).startswith(f"not checked: {reason}")
+    assert compare(engine, spec(place, **settings), PROMPTS, obstacle).startswith(f"not checked: {reason}")
