@@ -25,7 +25,7 @@ TASK_PARAMETERS: Final = (
         "prompt_name",
         "a name in `config_sentence_transformers.json`",
         "its `default_prompt_name`",
-        "`feature-extraction`: the prompt that is put before each text",
+        "`feature-extraction`, `text-ranking`: the prompt that is put before each text, or before the query",
     ),
     Parameter(
         "function_to_apply",

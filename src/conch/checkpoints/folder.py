@@ -389,6 +389,7 @@ class Checkpoint:
             self.config,
             labels=len(self.labels) if self.labels is not None else None,
             modules=self.modules(),
+            family=str((self.json("config_sentence_transformers.json") or {}).get("model_type") or ""),
             card=pipeline_tag(self._text(card)) if card else "",
             images=images,
         )

@@ -83,11 +83,13 @@ _AUDIO: Final = frozenset({
 _ALWAYS_TRANSLATES: Final = frozenset({"marian", "m2m_100", "nllb-moe", "fsmt"})
 _CONTRASTIVE: Final = frozenset({"clip", "siglip", "siglip2", "align", "altclip", "chinese_clip", "metaclip_2"})
 
+#: The class of sentence-transformers for pairs of texts.
+CROSS_ENCODER: Final = "CrossEncoder"
+
 #: Parts of architecture names with the head of a task, for tasks that require that head.
 _ARCHITECTURES: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(
-        ("text-classification", "zero-shot-classification", "text-ranking"), ("ForSequenceClassification",)
-    ),
+    **dict.fromkeys(("text-classification", "zero-shot-classification"), ("ForSequenceClassification",)),
+    "text-ranking": ("ForSequenceClassification", "ForCausalLM", "LMHeadModel"),
     "token-classification": ("ForTokenClassification",),
     "question-answering": ("ForQuestionAnswering",),
     "fill-mask": ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel", "ForConditionalGeneration"),
@@ -147,15 +149,19 @@ def task_of(
     *,
     labels: int | None = None,
     modules: Sequence[Mapping[str, Any]] | None = None,
+    family: str = "",
     card: str = "",
     images: bool = False,
 ) -> str:
     """Return the task of a checkpoint; empty if it cannot be determined.
 
-    ``config`` is its config.json, ``labels`` the number of classes, ``modules`` the sentence-transformers modules,
-    ``card`` the README's ``pipeline_tag``; ``images`` is true if it has an image preprocessor.
+    ``config`` is its config.json, ``labels`` the number of classes, ``modules`` the sentence-transformers modules and
+    ``family`` the class of sentence-transformers that saved them, ``card`` the README's ``pipeline_tag``; ``images`` is
+    true if it has an image preprocessor.
     """
     card = canonical(card)
+    if family == CROSS_ENCODER or _is_old_cross_encoder(config):
+        return card if card == "zero-shot-classification" else "text-ranking"
     if modules and any(str(module.get("type", "")).endswith(".Pooling") for module in modules):
         return "feature-extraction"
     kind = str(config.get("model_type", ""))
@@ -166,11 +172,20 @@ def task_of(
     return card
 
 
+def _is_old_cross_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether sentence-transformers before version 6 saved a CrossEncoder, which only config.json tells."""
+    settings = config.get("sentence_transformers")
+    saved = isinstance(settings, Mapping) and "activation_fn" in settings
+    return saved or bool(config.get("sbert_ce_default_activation_function"))
+
+
 def _task_of_architecture(
     architecture: str, kind: str, config: Mapping[str, Any], labels: int | None, card: str, images: bool
 ) -> str:
     if architecture.endswith("ForSequenceClassification"):
         return _classification(kind, labels, card)
+    if card == "text-ranking" and architecture.endswith("ForCausalLM"):
+        return card
     if kind == "encoder-decoder" or architecture.endswith(_WRITERS):
         return _generation(architecture, kind, config, card)
     for ending, task, others in _HEADS:

@@ -50,6 +50,27 @@ def test_classifier_of_one_class_ranks() -> None:
     assert told("BertForSequenceClassification", labels=3) == "text-classification"
 
 
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {"family": "CrossEncoder"},
+        {"config": {"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid", "version": "5.0.0"}}},
+        {"config": {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}},
+    ],
+)
+def test_a_cross_encoder_of_sentence_transformers_ranks(saved: dict[str, Any]) -> None:
+    classifier = "BertForSequenceClassification"
+    # sentence-transformers writes this card for several classes.
+    assert told(classifier, labels=3, card="text-classification", **saved) == "text-ranking"
+    assert told(classifier, labels=3, card="zero-shot-classification", **saved) == "zero-shot-classification"
+    assert told("Qwen3ForCausalLM", "qwen3", **saved) == "text-ranking"
+
+
+def test_a_language_model_ranks_if_its_card_tells() -> None:
+    assert told("Qwen3ForCausalLM", "qwen3", card="text-ranking") == "text-ranking"
+    assert told("Qwen3ForCausalLM", "qwen3") == "text-generation"
+
+
 def test_model_card_tells_a_classifier_for_any_label() -> None:
     task = told("BartForSequenceClassification", "bart", labels=3, card="zero-shot-classification")
     assert task == "zero-shot-classification"

@@ -285,14 +285,16 @@ class TorchEngine(NetworkEngine):
         return self.run(arrays)
 
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        torch = self._torch
-        if not hasattr(self._thread, "sized"):
-            # OpenMP keeps a pool, and its size, per calling thread.
-            torch.set_num_threads(self._threads)
-            self._thread.sized = True
-        with torch.inference_mode():
+        self.use_threads()
+        with self._torch.inference_mode():
             outputs = self._network(**{name: self._tensor(arrays[name]) for name in arrays if name in self.inputs})
             return {name: outputs[name].float().cpu().numpy() for name in self.outputs}
+
+    def use_threads(self) -> None:
+        """Set the number of threads for the calling thread, because OpenMP keeps a pool, and its size, for each."""
+        if not hasattr(self._thread, "sized"):
+            self._torch.set_num_threads(self._threads)
+            self._thread.sized = True
 
     def _tensor(self, array: Array) -> Any:
         # PyTorch warns about read-only memory, so such arrays are copied; they are small.
@@ -348,20 +350,22 @@ def open_engine(
     device: str = "cpu",
     device_id: int = 0,
     instances: int = 1,
+    torch_class: type[TorchEngine] = TorchEngine,
 ) -> NetworkEngine:
     """Open the engine for ``checkpoint`` on ``device`` (``cpu``, ``cuda``), for ``instances`` concurrent threads.
 
-    ``head`` is the class of transformers that loads the network; only torch uses it. The order of precedence is: the
-    variant or engine in the options, the verdict of ``conch convert`` (which may select between two variants by shape),
-    the files in the folder. A verdict is measured on a CPU, so on a GPU the checkpoint's own weights take precedence
-    over it. Raises INVALID_ARG if the requested variant or engine does not exist, UNSUPPORTED if a library is missing.
+    ``head`` is the class of transformers that loads the network; only torch, ``torch_class``, uses it. The order of
+    precedence is: the variant or engine in the options, the verdict of ``conch convert`` (which may select between two
+    variants by shape), the files in the folder. A verdict is measured on a CPU, so on a GPU the checkpoint's own
+    weights take precedence over it. Raises INVALID_ARG if the requested variant or engine does not exist, UNSUPPORTED
+    if a library is missing.
     If the second variant is UNSUPPORTED, the first runs alone and sets ``warning``.
     """
     name, precision, graph = choose(checkpoint, device)
     cores: dict[str, Any] = {"threads": checkpoint.options.threads, "instances": instances}
     engine: NetworkEngine
     if name == "torch":
-        engine = TorchEngine(
+        engine = torch_class(
             checkpoint.directory,
             head,
             dtype=_DTYPES.get(precision, "auto"),

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from conch.backends.base.arrays import Request, Result, failure
 from conch.backends.base.backend_base import TRANSFORMERS, BatchBackend, quiet_libraries, versioned
+from conch.backends.tasks.causal import torch_class
 from conch.backends.tasks.engines import PRECISIONS, NetworkEngine, choose, open_engine
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription, complete_config
 from conch.checkpoints.folder import Checkpoint
@@ -29,7 +30,7 @@ from conch.workers.child.channel import Channel, Header
 TASKS: Final[dict[str, str]] = {
     "feature-extraction": "encoders.embedding:Embedding",
     "text-classification": "encoders.text_classification:TextClassification",
-    "text-ranking": "encoders.text_classification:Rerank",
+    "text-ranking": "encoders.ranking:Rerank",
     "zero-shot-classification": "encoders.text_classification:ZeroShotClassification",
     "token-classification": "encoders.token_classification:TokenClassification",
     "question-answering": "encoders.question_answering:QuestionAnswering",
@@ -201,6 +202,7 @@ class EngineOpener:
             device="cuda" if self.on_gpu else "cpu",
             device_id=self._instance["device_id"],
             instances=self._instance["count"],
+            torch_class=torch_class(head),
         )
         return engine
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.open import TYPES, open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, Truncation
@@ -68,6 +70,28 @@ class InputEncoder:
                 cut.add(row)
             items.append(tokens)
         return items, len(cut)
+
+    def encode_rendered(self, texts: Sequence[str], ending: Sequence[int]) -> tuple[list[Tokens], int]:
+        """Encode texts that contain their special tokens; returns the tokens and the number of truncated texts.
+
+        A truncated text ends with the token ids ``ending``, as a whole one does. Raises INVALID_ARG for a text that
+        cannot be tokenised, has no tokens, or is too long and must not be truncated.
+        """
+        items: list[Tokens] = []
+        truncated = 0
+        for row, text in enumerate(texts):
+            ids = self.tokenizer.encode(text, special_tokens=False)
+            length = len(ids)
+            if not length:
+                raise invalid(f"the texts of row {row} give no token; the model needs one")
+            if length > self.max_length:
+                if self._refuse:
+                    raise self._too_long("the text of a pair", row, length)
+                truncated += 1
+                kept = list(ending[-self.max_length :])
+                ids = [*ids[: self.max_length - len(kept)], *kept]
+            items.append(Tokens(np.array(ids, np.int64), None, length))
+        return items, truncated
 
     def room(self, *, pair: bool = False) -> int:
         """Return the maximum number of tokens of a text or pair, excluding special tokens.

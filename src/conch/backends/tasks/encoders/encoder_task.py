@@ -274,13 +274,13 @@ class EncoderTask(Task):
         requests = [request for request in encoded for _ in request.sequences]
         values: list[Any] = [None] * len(sequences)
         before = monotonic_ns()
-        for indices in self._divided([len(sequence.ids) for sequence in sequences]):
+        for indices in self.divide(sequences):
             padded = self._pad([sequences[index] for index in indices], [requests[index] for index in indices])
             if all(request.request.cancelled for request in padded.requests):
                 continue
             arrays = padded.arrays(self.engine.inputs, types=self.encoder.types)
             arranged = monotonic_ns()
-            outputs = self.engine.run(arrays)
+            outputs = self.compute(arrays, padded, work)
             computed = monotonic_ns()
             for index, value in zip(indices, self.extract(self._outputs(outputs, padded, work), padded), strict=True):
                 values[index] = value
@@ -297,11 +297,16 @@ class EncoderTask(Task):
         work.answer_ns += monotonic_ns() - before
         return results
 
-    def _divided(self, lengths: Sequence[int]) -> list[list[int]]:
+    def divide(self, sequences: Sequence[Tokens]) -> list[list[int]]:
         """Return the indices of the sequences of each run, the longest first."""
+        lengths = [len(sequence.ids) for sequence in sequences]
         if self.sharing is Sharing.PADDED:
             return runs(lengths, budget=self.budget)
         return equal_runs(lengths, budget=self.budget, limit=1 if self.sharing is Sharing.ALONE else 0)
+
+    def compute(self, arrays: dict[str, Array], batch: PaddedBatch, work: ExecutionWork) -> dict[str, Array]:
+        """Run the network on ``arrays``, the inputs of ``batch``; runs besides this one are counted in ``work``."""
+        return self.engine.run(arrays)
 
     def _pad(self, sequences: Sequence[Tokens], requests: Sequence[EncodedRequest]) -> PaddedBatch:
         if self.sharing is not Sharing.PADDED:

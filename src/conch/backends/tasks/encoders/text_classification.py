@@ -1,6 +1,6 @@
-"""The tasks ``text-classification``, ``text-ranking`` and ``zero-shot-classification``: classes of a text or a pair.
+"""The tasks ``text-classification`` and ``zero-shot-classification``: classes of a text or a pair.
 
-Sources: transformers' pipelines, and sentence-transformers' CrossEncoder for the defaults of ``text-ranking``.
+Source: transformers' pipelines.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from conch.backends.tasks.encoders.encoder_task import (
 from conch.backends.tasks.task import OpenEngine, TaskDescription
 from conch.checkpoints.activations import softmax
 from conch.checkpoints.folder import Checkpoint
-from conch.core.errors import invalid, unsupported
+from conch.core.errors import invalid
 from conch.core.inference import TensorSpec
 
 
@@ -106,68 +106,6 @@ class TextClassification(EncoderTask):
         if "logits" in encoded.request.outputs:
             outputs["logits"] = stacked([logits for logits, _, _ in values])
         return Result(outputs)
-
-
-class Rerank(EncoderTask):
-    """Scores the relevance of ``text_pair`` (a document) to ``text_input`` (a query) in each row.
-
-    The default function is sigmoid for one class and none for several, unless the checkpoint names another.
-    """
-
-    head = "AutoModelForSequenceClassification"
-    pair = True
-
-    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
-        super().__init__(checkpoint, open_engine)
-        self.encoder.room(pair=True)
-        self.activation = activation(checkpoint)
-
-    @classmethod
-    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
-        if FUNCTION in checkpoint.options.extra:
-            checked_choice(FUNCTION, checkpoint.options.extra[FUNCTION], FUNCTIONS)
-        classes = len(checkpoint.labels or ()) or 1
-        return TaskDescription(
-            (TEXT, PAIR, TensorSpec(FUNCTION, "BYTES", (1,), optional=True)),
-            (TensorSpec("score", "FP32", (classes,)), TensorSpec("logits", "FP32", (classes,))),
-        )
-
-    def prepare(self, request: Request) -> EncodedRequest:
-        queries = [text.strip() for text in texts_of(request, "text_input")]
-        documents = [text.strip() for text in texts_of(request, "text_pair")]
-        function = self.function(request) or self.activation
-        sequences, truncated = self.encoder.encode(queries, documents)
-        return EncodedRequest(request, sequences, truncated, function)
-
-    def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
-        return outputs["logits"]
-
-    def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
-        logits = stacked(values)
-        outputs: dict[str, Any] = {"score": apply(encoded.state, logits)}
-        if "logits" in encoded.request.outputs:
-            outputs["logits"] = logits
-        return Result(outputs)
-
-
-def activation(checkpoint: Checkpoint) -> str:
-    """Return the function of a CrossEncoder: from config.json, else by the number of classes.
-
-    Raises UNSUPPORTED for an unknown function in config.json.
-    """
-    config = checkpoint.config
-    settings = config.get("sentence_transformers")
-    named = settings.get("activation_fn") if isinstance(settings, dict) else None
-    named = named or config.get("sbert_ce_default_activation_function")
-    if not named:
-        return "sigmoid" if len(checkpoint.labels or ()) <= 1 else "none"
-    name = str(named).rpartition(".")[2]
-    try:
-        return {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}[name]
-    except KeyError:
-        raise unsupported(
-            f"'{checkpoint.source}' names the activation '{named}'; supported are Sigmoid, Identity and Softmax"
-        ) from None
 
 
 TEMPLATE = "This example is {}."
