@@ -36,8 +36,8 @@ LOG = logging.getLogger("conch")
 Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
 
-#: Larger bodies and responses (bytes) go to a process: up to this size they take the event loop at most 20 ms, whatever
-#: they contain (lists of empty lists take longest).
+#: Larger bodies and responses (bytes) go to a process. Up to this size, they take the event loop at most 20 ms;
+#: lists of empty lists take longest.
 LARGE_BYTES: Final = 256 << 10
 #: Work of this size or more (bytes; for a compressed body, its maximum decompressed size) is left to the first process.
 HUGE_BYTES: Final = 8 << 20
