@@ -18,6 +18,7 @@ NEED_EXTRAS: Final = (
     "measure/analyze/options/test_reading.py",
     "backends/io_formats",
     "backends/engines",
+    "backends/generation/test_draft.py",
     "backends/generation/test_generation_backend.py",
     "backends/generation/test_gguf_check.py",
     "backends/generation/test_service.py",

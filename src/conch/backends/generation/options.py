@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from conch.backends.generation.draft import find_draft
 from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -113,7 +114,6 @@ def engine_spec(
             f"parameter 'max_model_len' is {context}, but checkpoint {checkpoint.source} has only "
             f"{checkpoint.positions} positions"
         )
-    draft = options.text("speculative_model")
     return EngineSpec(
         directory=graph.parent if graph is not None else checkpoint.directory,
         config=checkpoint.config,
@@ -131,7 +131,7 @@ def engine_spec(
         prefix_caching=options.flag("enable_prefix_caching", True),
         batch_invariant=options.flag("batch_invariant"),
         adapters={name: checkpoint.named_path("lora_modules", path) for name, path in options.adapters.items()},
-        draft=checkpoint.named_path("speculative_model", draft) if draft else None,
+        draft=find_draft(checkpoint, tokenizer),
         draft_tokens=options.integer("num_speculative_tokens"),
         arguments=arguments or {},
         tokenizer=tokenizer,

@@ -1,0 +1,78 @@
+"""Checks the draft model of speculative decoding, whose tokens must be those of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from conch.checkpoints import files
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.gguf import config_of, read_gguf
+from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
+from conch.core.errors import ConchError, invalid
+
+
+def find_draft(checkpoint: Checkpoint, tokenizer: TextTokenizer | None) -> Path | None:
+    """Return the draft model that a checkpoint's options name, None without one.
+
+    Raises INVALID_ARG for a path that is no model, or a model with other tokens than those of ``tokenizer``. Heads
+    without a tokenizer are compared by the size of the vocabulary in config.json.
+    """
+    named = checkpoint.options.text("speculative_model")
+    if not named:
+        return None
+    path = checkpoint.named_path("speculative_model", named)
+    draft = _open(path, checkpoint)
+    if tokenizer is not None and _has_tokenizer(draft):
+        difference = _difference(tokenizer, open_tokenizer(draft))
+    else:
+        ours, theirs = _size(checkpoint.config), _size(draft.config)
+        difference = f"{theirs} tokens, and the model has {ours}" if ours and theirs and ours != theirs else ""
+    if difference:
+        raise invalid(
+            f"parameter 'speculative_model': the draft model {path} has another vocabulary than the model: {difference}"
+        )
+    return path
+
+
+def _open(path: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """Open a draft model without its weights."""
+    gguf = files.gguf_file(path) if path.is_dir() else path
+    if gguf is not None:
+        file = read_gguf(gguf)
+        return Checkpoint(gguf.parent, str(path), "", config_of(file), checkpoint.options, gguf=file)
+    draft = Checkpoint(path, str(path), "", {}, checkpoint.options)
+    config = draft.json("config.json")
+    if config is None:
+        raise invalid(f"parameter 'speculative_model': the draft model {path} lacks config.json")
+    draft.config = config
+    return draft
+
+
+def _has_tokenizer(draft: Checkpoint) -> bool:
+    if draft.gguf is not None:
+        return bool(draft.gguf.texts("tokenizer.ggml.tokens"))
+    try:
+        files.require_tokenizer(draft.directory)
+    except ConchError:
+        return False
+    return True
+
+
+def _difference(tokenizer: TextTokenizer, draft: TextTokenizer) -> str:
+    """Describe the first difference of two vocabularies; empty if there is none."""
+    if tokenizer.vocabulary != draft.vocabulary:
+        return f"{draft.vocabulary} tokens, and the model has {tokenizer.vocabulary}"
+    for id in range(tokenizer.vocabulary):
+        ours, theirs = tokenizer.token(id), draft.token(id)
+        if ours != theirs:
+            return f"token {id} is {theirs[:100]!r}, and {ours[:100]!r} in the model"
+    return ""
+
+
+def _size(config: dict[str, Any]) -> int:
+    """Return the size of the vocabulary in a configuration, 0 without one."""
+    inner = config.get("text_config")
+    sizes = [part.get("vocab_size") for part in (config, inner) if isinstance(part, dict)]
+    return next((size for size in sizes if type(size) is int), 0)
