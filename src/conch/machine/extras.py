@@ -55,7 +55,7 @@ PACKAGES: dict[str, Package] = {
         "pip builds it from source with a C++ compiler, which takes 5 to 10 minutes on two cores",
     ),
     "vllm": Package("vllm", ("vllm",), "0.11"),
-    "llguidance": Package("llguidance", ("structured", "llamacpp", "openvino"), "1.0"),
+    "llguidance": Package("llguidance", ("structured", "llamacpp", "openvino"), "1.9.1"),
     "peft": Package("peft", ("lora",), "0.18"),
     "scipy": Package("scipy", ("audio",)),
     "soundfile": Package("soundfile", ("audio",)),

@@ -5,27 +5,45 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
-from time import thread_time
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from conch.backends.batching.decoder import Logits
+from conch.backends.batching.json_schemas import rewrite
 from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.tokenizers.fast import TokenBytes, token_bytes
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError, invalid, unsupported
 from conch.core.sampling.structures import Structure
 from conch.machine import extras
+from conch.machine.facts import usable_cores
 
 _logger = logging.getLogger(__name__)
 
-#: Processor time (s): the limit per mask of a sequence, and the total excess allowed for all of its masks. Masks delay
-#: the other sequences of the batch.
-USUAL_SECONDS: Final = 0.02
-OVERTIME_SECONDS: Final = 2.0
+#: Limits of the work per token: parser states at a position, and those that a mask makes. They and llguidance's default
+#: limits end a sequence whose structure is too complex, within 0.1 s and independently of the machine's load.
+MAX_STATES: Final = 10_000
+MAX_MASK_STATES: Final = 20_000
+#: The number of tokens that are drawn when a structure is compiled, to refuse one that exceeds these limits at once.
+_TRIAL_TOKENS: Final = 16
+#: White space between the tokens of JSON: a space, or a line break with an indentation. Without a limit, models write
+#: line breaks until ``max_tokens``.
+_WHITE_SPACE: Final = r"\x20|\r?\n[\x20\t]{0,32}"
+#: Escapes in JSON texts. With ``\u``, a property could have a second spelling, which its schema would not apply to.
+_ESCAPES: Final = 'nrbtf\\"'
+#: Explanations of llguidance's errors, by a part of them.
+_REASONS: Final = {
+    "NoExtension": "no text fits its structure",
+    "Current row has": "its structure is too complex: too many of its parts can follow at one position",
+    "Too many items": "its structure is too complex: too many of its parts can follow at one position",
+    "too many expressions": "its structure is too complex: a regular expression in it has repetitions of repetitions",
+    "lexer error": "its structure is too complex: a regular expression in it has too many states",
+    "oneOf constraints": "keyword 'oneOf' is supported only if its branches exclude each other, for example by types",
+}
 
 
 def grammar_compiler(spec: EngineSpec, vocabulary: int) -> GrammarCompiler | None:
@@ -72,13 +90,25 @@ class GrammarCompiler:
         matchers = llguidance.LLMatcher
         try:
             grammar = _grammar(matchers, structure)
+        except ConchError as error:
+            raise _refusal(structure, error.message) from None
         except Exception as error:  # converting a grammar raises errors of many types
             raise _refusal(structure, str(error)) from None
         if self._known is None:
             self._known = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=list(self._eos_ids))
-        matcher = matchers(self._known, grammar, log_level=0)
-        if matcher.is_error():
-            raise _refusal(structure, matcher.get_error())
+        limits = llguidance.LLParserLimits(
+            max_items_in_row=MAX_STATES, step_max_items=MAX_MASK_STATES, verbose_errors=False
+        )
+        matcher = matchers(self._known, grammar, log_level=0, limits=limits)
+        trial = matcher.deep_copy()
+        random = np.random.default_rng(0)
+        for _ in range(_TRIAL_TOKENS):
+            if trial.is_error() or trial.is_stopped():
+                break
+            mask = np.frombuffer(trial.compute_bitmask(), np.uint8)
+            trial.consume_token(int(random.choice(np.flatnonzero(np.unpackbits(mask, bitorder="little")))))
+        if trial.is_error():
+            raise _refusal(structure, _reason(trial))
         return matcher
 
     # The tokenizer interface of llguidance: these attributes, and a call that converts a text to ids.
@@ -104,33 +134,22 @@ class GrammarCompiler:
 
 
 class Matcher:
-    """The position of a sequence in its structure, and the excess processor time of its masks in seconds."""
+    """The position of a sequence in its structure."""
 
     def __init__(self, compiled: Any) -> None:
         self._matcher = compiled.deep_copy()
-        self._overtime = 0.0
 
-    def mask(self) -> npt.NDArray[np.uint8]:
-        """Return a bit per token, lowest first; 0 if the token is not allowed next."""
-        before = thread_time()
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._overtime += max(0.0, thread_time() - before - USUAL_SECONDS)
-        return bits
+    @property
+    def state(self) -> Any:
+        """llguidance's state, of which masks are computed."""
+        return self._matcher
 
     def accept(self, token: int) -> ConchError | None:
-        """Advance by the chosen token.
-
-        Returns an error if the token is not allowed, if no token is, or if masks have taken too long.
-        """
-        if self._overtime > OVERTIME_SECONDS:
-            return invalid(
-                "the structured output cannot be continued: finding the tokens that its structure allows takes too "
-                "much processor time"
-            )
+        """Advance by the chosen token. Returns an error if the token is not allowed, or if no token is."""
         # A failed matcher allows the end of the text as if the structure were complete, so check for errors first.
         if not self._matcher.is_error() and self._matcher.consume_token(token):
             return None
-        return invalid(f"the structured output cannot be continued: {_line(self._matcher.get_error())}")
+        return invalid(f"the structured output cannot be continued: {_reason(self._matcher)}")
 
 
 #: The upper bounds of the logits of eight tokens for each byte of a mask.
@@ -139,21 +158,46 @@ _BOUNDS: Final = np.where(
 ).astype(np.float32)
 
 
+@cache
+def _executor() -> Any:
+    """Return the threads that compute masks."""
+    import llguidance
+
+    return llguidance.LLExecutor(usable_cores())
+
+
+def masks(matchers: Sequence[Matcher]) -> Sequence[npt.NDArray[np.uint8]]:
+    """Return the tokens allowed next by each matcher: a bit per token, lowest first. Uses all cores."""
+    if not matchers:
+        return ()
+    first = np.frombuffer(matchers[0].state.compute_bitmask(), np.uint8)
+    others = np.empty((len(matchers) - 1, len(first)), np.uint8)
+    if len(others):
+        states = [(matcher.state, index) for index, matcher in enumerate(matchers[1:])]
+        _executor().unsafe_compute_mask_ptr(states, others.ctypes.data, len(first), len(others))
+    return [first, *others]
+
+
 def restrict(logits: Logits, matchers: Sequence[Matcher | None]) -> None:
     """Mask the logits ``[rows, vocabulary]`` in place with the matchers of the rows (None: no structure)."""
-    for scores, matcher in zip(logits, matchers, strict=True):
-        if matcher is not None:
-            bounds = _BOUNDS.take(matcher.mask(), axis=0).ravel()[: len(scores)]
-            allowed = scores[: len(bounds)]
-            np.minimum(allowed, bounds, out=allowed)
-            scores[len(bounds) :] = -np.inf
+    rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
+    for row, mask in zip(rows, masks([matcher for matcher in matchers if matcher is not None]), strict=True):
+        scores = logits[row]
+        bounds = _BOUNDS.take(mask, axis=0).ravel()[: len(scores)]
+        allowed = scores[: len(bounds)]
+        np.minimum(allowed, bounds, out=allowed)
+        scores[len(bounds) :] = -np.inf
 
 
 def _grammar(matchers: Any, structure: Structure) -> str:
     grammar: str
     match structure.kind:
         case "json":
-            grammar = matchers.grammar_from_json_schema(structure.text)
+            schema = rewrite(json.loads(structure.text))
+            options = {"whitespace_pattern": _WHITE_SPACE, "json_allowed_escapes": _ESCAPES}
+            # A schema that is true or false has no place for options.
+            schema = {"allOf": [schema]} if isinstance(schema, bool) else schema
+            grammar = matchers.grammar_from_json_schema(schema, overrides=options)
         case "regex":
             grammar = matchers.grammar_from_regex(structure.text)
         case "choice":
@@ -168,6 +212,12 @@ def _grammar(matchers: Any, structure: Structure) -> str:
 
 def _refusal(structure: Structure, reason: str) -> ConchError:
     return invalid(f"structured_outputs: this {structure.kind} does not compile: {_line(reason)}")
+
+
+def _reason(matcher: Any) -> str:
+    """Return why a matcher failed."""
+    error = _line(matcher.get_error())
+    return next((reason for part, reason in _REASONS.items() if part in error), error)
 
 
 def _line(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -169,36 +168,56 @@ def test_without_a_tokenizer_structures_are_no_feature(tmp_path: Path) -> None:
 
 
 def test_a_structure_that_comes_to_a_dead_end_says_so(engine: GenerationEngine) -> None:
-    """No token is left, or the grammar is too complex to go on with: neither is the end of the text."""
-    for structure, changes in (
-        (
-            Structure("choice", '["yes"]'),
-            {"bad_words_token_ids": tuple((token,) for token in range(3, engine.vocabulary))},
-        ),
-        (Structure("json", '{"$ref": "#"}'), {}),
-    ):
-        engine.add(EngineRequest(900, [5], SamplingParams(temperature=0, structured_outputs=structure, **changes)))
-        (progress,) = engine.step()
-        assert progress.error is not None
-        assert progress.error.message.startswith("the structured output cannot be continued: ")
-        assert progress.error.code is Code.INVALID_ARG
-        assert not engine.busy
+    """No token is left, which is not the end of the text."""
+    every = tuple((token,) for token in range(3, engine.vocabulary))
+    structure = Structure("choice", '["yes"]')
+    asked = SamplingParams(temperature=0, structured_outputs=structure, bad_words_token_ids=every)
+    engine.add(EngineRequest(900, [5], asked))
+    (progress,) = engine.step()
+    assert progress.error is not None
+    assert progress.error.message.startswith("the structured output cannot be continued: ")
+    assert progress.error.code is Code.INVALID_ARG
+    assert not engine.busy
 
 
-def test_structure_whose_masks_take_long_ends_its_request_alone(
-    engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+def optional_parts(count: int, head: str) -> Structure:
+    """A grammar with so many optional parts after a beginning."""
+    parts = [f"p{index}" for index in range(count)]
+    rules = "\n".join(f'{part}: "a" "b"' for part in parts)
+    return Structure("grammar", f"start: /{head}/ {'? '.join(parts)}?\n{rules}")
+
+
+TOO_COMPLEX = "its structure is too complex: too many of its parts can follow at one position"
+
+
+@pytest.mark.parametrize(
+    ("structure", "reason"),
+    [
+        (optional_parts(5500, "[xy]"), TOO_COMPLEX),
+        (Structure("json", '{"enum": []}'), "Unsatisfiable schema: anyOf is empty"),
+        (Structure("json", json.dumps({"allOf": [{"anyOf": [{"const": 1}] * 3}] * 20})), "schema too large"),
+        (Structure("json", '{"anyOf": [{"$ref": "#"}]}'), "no text fits its structure"),
+    ],
+    ids=["optional", "empty", "product", "circle"],
+)  # fmt: skip
+def test_structures_that_explode_are_refused_at_once(
+    structure: Structure, reason: str, engine: GenerationEngine
 ) -> None:
-    seconds = count(step=1.1)
-    monkeypatch.setattr(grammars, "thread_time", lambda: next(seconds))  # of the processor, for each mask
-    monkeypatch.setattr(grammars, "OVERTIME_SECONDS", 2.5)
-    slow = SamplingParams(max_tokens=20, structured_outputs=Structure("regex", "(x+x+)+y"))
-    done = finished_by_id(engine, EngineRequest(0, [5], slow), EngineRequest(1, [5], SamplingParams(max_tokens=9)))
-    assert [len(progress.tokens) for progress in done[0]] == [1, 1, 0]
+    with pytest.raises(ConchError) as refused:
+        engine.compile(structure)
+    assert refused.value.code is Code.INVALID_ARG
+    assert refused.value.message == f"structured_outputs: this {structure.kind} does not compile: {reason}"
+
+
+def test_structure_that_becomes_too_complex_ends_its_request_alone(engine: GenerationEngine) -> None:
+    late = SamplingParams(max_tokens=60, seed=1, structured_outputs=optional_parts(5500, "[xy]{30}"))
+    free = SamplingParams(max_tokens=60, min_tokens=60)
+    done = finished_by_id(engine, EngineRequest(0, [5], late), EngineRequest(1, [5], free))
     error = done[0][-1].error
-    assert (
-        error is not None and error.code is Code.INVALID_ARG and error.message.endswith("takes too much processor time")
-    )
-    assert len(tokens(done[1])) == 9
+    assert error is not None and error.code is Code.INVALID_ARG
+    assert error.message == f"the structured output cannot be continued: {TOO_COMPLEX}"
+    assert 20 < len(tokens(done[0])) < 60
+    assert len(tokens(done[1])) == 60
 
 
 def test_one_compiled_structure_serves_several_sequences(engine: GenerationEngine, tokenizer: Any) -> None:

@@ -1,0 +1,101 @@
+"""JSON schemas compiled for a tokenizer of bytes, texts that are drawn from them at random, and their judge."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Final
+
+import jsonschema
+import numpy as np
+
+from conch.backends.batching.grammars import GrammarCompiler, Matcher, restrict
+from conch.checkpoints.tokenizers.fast import TokenBytes
+from conch.core.sampling.structures import structure_of
+
+_WORDS: Final = (
+    '",', '": ', '"}', '"]', '","', '":"', '{"', "[{", "[]", "{}", "},", "true", "false", "null", "\n  ", ", ", "00",
+    ".0", "e-", "T0", 'Z"', "\\u00", "\\u", '\\"', "\\n", "ab", "é", "漢", "😀",
+)  # fmt: skip
+#: The vocabulary: every byte, the end of a text, and words that often span the tokens of JSON.
+EOS: Final = 256
+TOKENS: Final = [*(bytes([byte]) for byte in range(256)), b"<end>", *(word.encode() for word in _WORDS)]
+_ENDS: Final = (b'"', b"}", b"]", b'"}', b'"]', b"<end>")
+
+
+class _ByteTokenizer:
+    def encode(self, text: str, *, special_tokens: bool) -> list[int]:
+        return list(text.encode())
+
+
+def compiler() -> GrammarCompiler:
+    tokenizer: Any = _ByteTokenizer()
+    return GrammarCompiler(tokenizer, TokenBytes(TOKENS, frozenset({EOS})), len(TOKENS), (EOS,))
+
+
+def compiled(compiler: GrammarCompiler, schema: Any) -> Any:
+    """Compile a schema as a request's. Raises INVALID_ARG if it is refused."""
+    return compiler.compile(structure_of("json", schema, "response_format"))
+
+
+def _weight(token: bytes) -> float:
+    """Return how often to draw a token: the syntax of JSON often, parts of characters rarely."""
+    try:
+        text = token.decode()
+    except UnicodeDecodeError:
+        return 0.3
+    return 3.0 if len(text) > 1 or text in '{}[]":,\\-.' else 1.5 if text.isalnum() else 1.0
+
+
+_WEIGHTS: Final = np.log([_weight(token) for token in TOKENS]).astype(np.float32)
+_BONUS: Final = np.array([4.0 if token in _ENDS else 0.0 for token in TOKENS], np.float32)
+
+
+def draw(compiled: Any, random: np.random.Generator, *, most: int = 400, soft: int = 40) -> bytes | None:
+    """Draw a text at random; None if it is cut at ``most`` tokens. After ``soft`` tokens, prefers to end.
+
+    Raises the error of a structure that cannot be continued.
+    """
+    matcher = Matcher(compiled)
+    text = b""
+    for step in range(most):
+        scores = _WEIGHTS + random.gumbel(size=len(TOKENS)).astype(np.float32) + (_BONUS if step > soft else 0)
+        restrict(scores[None], [matcher])
+        token = int(scores.argmax())
+        if (error := matcher.accept(token)) is not None:
+            raise error
+        if token == EOS:
+            return text
+        text += TOKENS[token]
+    return None
+
+
+def _multiple_of(validator: Any, divisor: Any, instance: Any, schema: Any) -> Any:
+    """Check exactly: 4.06 is a multiple of 0.01, although it is not in the arithmetic of doubles."""
+    if validator.is_type(instance, "number") and math.isfinite(instance):
+        quotient = Fraction(Decimal(repr(instance))) / Fraction(Decimal(repr(divisor)))
+        if quotient.denominator != 1:
+            yield jsonschema.ValidationError(f"{instance} is not a multiple of {divisor}")
+
+
+def judge(schema: Any) -> Any:
+    """Return a validator that checks formats."""
+    draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    exact = jsonschema.validators.extend(draft, {"multipleOf": _multiple_of})
+    return exact(schema, format_checker=draft.FORMAT_CHECKER)
+
+
+def fault(validator: Any, text: bytes) -> str:
+    """Return why a text is not valid; empty if it is."""
+    try:
+        value = json.loads(text.decode())
+        json.dumps(value, ensure_ascii=False).encode()
+    except ValueError as error:
+        return f"{text!r} is no JSON: {error}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # classes with [ in a pattern
+        worst = jsonschema.exceptions.best_match(validator.iter_errors(value))
+    return "" if worst is None else f"{text!r}: {worst.message}"
