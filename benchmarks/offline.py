@@ -48,9 +48,9 @@ class Alone:
 
         checkpoint = Checkpoint.open(folder, Options.from_values({"variant": variant}))
         self.seconds = seconds
-        task: Any = make_task(checkpoint, lambda head: open_engine(checkpoint, head=head))
+        task: Any = make_task(checkpoint, lambda head, part=None: open_engine(part or checkpoint, head=head))
         self.task = task
-        self.engine = self.task.engine
+        self.engine = task.pipelines[0].engine
 
     def prepared(self, text: str) -> Any:
         from conch.backends.base.arrays import Request

@@ -19,7 +19,7 @@ from conch.core.tensors import WireTensor, pack_bytes
 NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 
 
-def open_task(folder: Path, open_engine: Callable[[str], Any] | None = None, **options: Any) -> Task:
+def open_task(folder: Path, open_engine: Callable[..., Any] | None = None, **options: Any) -> Task:
     """The task that the backend would make of a checkpoint."""
     checkpoint = Checkpoint.open(folder, Options.from_values(options))
     return make_task(checkpoint, open_engine or _no_engine)

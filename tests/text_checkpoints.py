@@ -118,7 +118,7 @@ def open_task(folder: Path, task: str, **options: Any) -> Task:
     checkpoint = Checkpoint.open(folder, Options.from_values({"task": task, **options}))
     engines: list[TorchEngine] = []
 
-    def open_engine(head: str) -> TorchEngine:
+    def open_engine(head: str, part: Checkpoint | None = None, **settings: Any) -> TorchEngine:
         engines.append(TorchEngine(checkpoint.directory, head))
         return engines[0]
 

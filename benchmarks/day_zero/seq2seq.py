@@ -79,5 +79,5 @@ def _request(text: str) -> Request:
     return Request(inputs, frozenset(("text_output",)))
 
 
-def _no_engine(head: str) -> Any:
+def _no_engine(head: str, part: Checkpoint | None = None, **settings: Any) -> Any:
     raise AssertionError(f"{head} is loaded by the task")

@@ -96,6 +96,10 @@ def _check_inverse(labels: list[str], indices: Any, path: str) -> None:
             raise invalid(f"{path}: id2label gives class {index} the label '{label}', label2id says {other}")
 
 
+#: The list of a folder's sentence-transformers modules.
+MODULES_FILE: Final = "modules.json"
+#: Names in the configuration file of a Transformer module, which older versions named after the architecture.
+_BACKBONES: Final = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 #: The maximum length if no file specifies one.
 DEFAULT_MAX_LENGTH: Final = 512
 #: Larger limits mean unlimited; transformers writes 10^30.
@@ -136,7 +140,8 @@ def max_length_of(
 ) -> int:
     """Return the maximum length of a text in tokens: ``requested`` (0: none), or the lowest limit in the files.
 
-    For a model that ``generates`` text the limit is ``positions``. Raises INVALID_ARG if ``requested`` exceeds the
+    ``max_seq_length`` of sentence-transformers replaces the tokenizer's limit. For a model that ``generates`` text the
+    limit is ``positions``. Raises INVALID_ARG if ``requested`` exceeds the
     positions of a model without relative positions.
     """
     if requested:
@@ -145,7 +150,9 @@ def max_length_of(
         return requested
     if generates:
         return positions or DEFAULT_MAX_LENGTH
-    limits = (tokenizer_config.get("model_max_length"), sentence_bert_config.get("max_seq_length"), positions)
+    # As in sentence-transformers, whose limit replaces that of the tokenizer.
+    own = sentence_bert_config.get("max_seq_length") or tokenizer_config.get("model_max_length")
+    limits = (own, positions)
     return min(
         (int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < _UNLIMITED),
         default=DEFAULT_MAX_LENGTH,
@@ -209,7 +216,7 @@ class Checkpoint:
         manifest = Manifest.read(folder)
         if manifest is not None:
             manifest.verify(folder)
-        if location.gguf is None and not (folder / "config.json").is_file():
+        if location.gguf is None and not any((folder / name).is_file() for name in ("config.json", MODULES_FILE)):
             raise invalid(f"checkpoint {folder} lacks config.json")
         gguf = None
         if location.gguf is not None:
@@ -237,16 +244,35 @@ class Checkpoint:
             raise invalid(f"parameter 'variant' is '{options.variant}', but {folder} has no conch.json with variants")
         self._require_files()
         self._require_trust()
+        self._find_lengths()
+        return self
+
+    def part(self, path: str) -> Checkpoint:
+        """Return the checkpoint in a subfolder, which is a module of sentence-transformers; itself for an empty path.
+
+        Its task is that of the whole. Raises INVALID_ARG for files that are missing or inconsistent.
+        """
+        if not path:
+            return self
+        config = self.json(f"{path}/config.json") or {}
+        part = replace(self, directory=self.directory / path, config=config, _documents={}, labels=None)
+        part.options = replace(self.options, task=self.task)
+        part._check_architectures()
+        part._require_files()
+        part._require_trust()
+        part._find_lengths()
+        return part
+
+    def _find_lengths(self) -> None:
         self.positions = positions_of(self.config)
         self.max_length = max_length_of(
             self.options.max_length,
             self.config,
             self.positions,
             self.json("tokenizer_config.json") or {},
-            self.json("sentence_bert_config.json") or {},
+            self.transformer_config(),
             generates=self.task == TEXT_GENERATION,
         )
-        return self
 
     def has(self, *names: str) -> bool:
         """Whether all ``names`` are files of the checkpoint."""
@@ -275,12 +301,19 @@ class Checkpoint:
 
     def modules(self) -> list[dict[str, Any]]:
         """Return the sentence-transformers modules, in order; empty without ``modules.json``."""
-        document = self._read("modules.json")
+        document = self._read(MODULES_FILE)
         if document is None:
             return []
         if not isinstance(document, list) or not all(isinstance(module, dict) for module in document):
-            raise invalid(f"{self.directory / 'modules.json'} must hold a list of JSON objects")
+            raise invalid(f"{self.directory / MODULES_FILE} must hold a list of JSON objects")
         return document
+
+    def transformer_config(self, path: str = "") -> Mapping[str, Any]:
+        """Return sentence-transformers' configuration of the network in the folder ``path``; empty without one."""
+        names = (
+            f"{path}/sentence_{name}_config.json" if path else f"sentence_{name}_config.json" for name in _BACKBONES
+        )
+        return next((config for name in names if (config := self.json(name))), {})
 
     def graph_file(self, engine: str) -> Path | None:
         """Return the ONNX or OpenVINO file of the variant, or of a checkpoint without variants; None without one."""
@@ -403,7 +436,7 @@ class Checkpoint:
 
     def _require_files(self) -> None:
         """Raise INVALID_ARG unless the folder has the weights and the tokenizer or processor of the task."""
-        if self.gguf is not None:
+        if self.gguf is not None or not self._has_network():
             return
         if self.variant is None or (self.variant.engine == "torch" and not self.variant.path):
             engine = self.options.engine if self.variant is None else "torch"
@@ -419,6 +452,14 @@ class Checkpoint:
             files.require_tokenizer(self.directory)
         if self.task in MEDIA_TASKS and "pretrained_cfg" not in self.config:  # timm's configuration replaces that file
             files.require_processor(self.directory, self.task)
+
+    def _has_network(self) -> bool:
+        """Whether the folder itself has a network, and not only the folders of its sentence-transformers modules."""
+        modules = self.modules()
+        return not modules or any(
+            module.get("path") in ("", ".") and str(module.get("type")).endswith(("Transformer", "CLIPModel"))
+            for module in modules
+        )
 
     def _require_trust(self) -> None:
         """Raise INVALID_ARG if the model needs Python code of the checkpoint that the configuration does not trust."""

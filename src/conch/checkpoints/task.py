@@ -83,8 +83,9 @@ _AUDIO: Final = frozenset({
 _ALWAYS_TRANSLATES: Final = frozenset({"marian", "m2m_100", "nllb-moe", "fsmt"})
 _CONTRASTIVE: Final = frozenset({"clip", "siglip", "siglip2", "align", "altclip", "chinese_clip", "metaclip_2"})
 
-#: The class of sentence-transformers for pairs of texts.
+#: The class of sentence-transformers for pairs of texts, and the architecture in folders of Stanford's ColBERT.
 CROSS_ENCODER: Final = "CrossEncoder"
+COLBERT: Final = "HF_ColBERT"
 
 #: Parts of architecture names with the head of a task, for tasks that require that head.
 _ARCHITECTURES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -160,10 +161,11 @@ def task_of(
     true if it has an image preprocessor.
     """
     card = canonical(card)
+    # All families but cross-encoders embed texts; a module that is not served is refused by its name.
+    if (modules and family != CROSS_ENCODER) or COLBERT in (config.get("architectures") or ()):
+        return "feature-extraction"
     if family == CROSS_ENCODER or _is_old_cross_encoder(config):
         return card if card == "zero-shot-classification" else "text-ranking"
-    if modules and any(str(module.get("type", "")).endswith(".Pooling") for module in modules):
-        return "feature-extraction"
     kind = str(config.get("model_type", ""))
     for architecture in config.get("architectures") or ():
         task = _task_of_architecture(str(architecture), kind, config, labels, card, images)

@@ -15,7 +15,7 @@ import numpy as np
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import SMALL_FILES
-from conch.checkpoints.pooling import PoolingPlan
+from conch.checkpoints.modules import EmbeddingModel
 from conch.convert.verdict import BuiltVariant
 from conch.core.errors import unsupported
 
@@ -106,19 +106,20 @@ _MIN_COUNT: Final = np.float32(1e-9)
 _MASKED: Final = np.float32(-1e9)
 
 
-def standalone(source: Path, target: Path, *, plan: PoolingPlan | None, pairs: bool) -> None:
+def standalone(source: Path, target: Path, *, embedding: EmbeddingModel | None, pairs: bool) -> None:
     """Write ``source`` to ``target`` for clients that send ``input_ids`` and ``attention_mask``.
 
-    Unless texts come in ``pairs``, ``token_type_ids`` become zeros inside the graph. With a ``plan`` the only output
-    is ``embedding`` FP32 ``[sequences, dimension]``. Raises UNSUPPORTED for pooling that needs more than a few nodes.
+    Unless texts come in ``pairs``, ``token_type_ids`` become zeros inside the graph. With ``embedding``, the only
+    output is ``embedding`` FP32 ``[sequences, dimension]``. Raises UNSUPPORTED for pooling that needs more than a few
+    nodes.
     """
     import onnx
 
     model = onnx.load(source, load_external_data=False)
     if not pairs:
         _zero_types(model)
-    if plan is not None:
-        _pool(model, plan)
+    if embedding is not None:
+        _pool(model, embedding)
     onnx.save(model, target)
 
 
@@ -138,21 +139,30 @@ def _zero_types(model: Any) -> None:
     model.graph.input.remove(types)
 
 
-def _pool(model: Any, plan: PoolingPlan) -> None:
+def _pool(model: Any, embedding: EmbeddingModel) -> None:
     import onnx
 
-    if len(plan.modes) != 1 or plan.modes[0] not in ("mean", "cls", "max"):
-        raise unsupported(f"--layout triton cannot put pooling by {' and '.join(plan.modes)} into the graph")
-    if any(kind == "Dense" for kind, _ in plan.steps):
-        raise unsupported("--layout triton cannot put the Dense module of sentence-transformers into the graph")
+    _, *modules = embedding.path_of(None)
+    pooling = modules.pop(0) if modules and modules[0].kind == "Pooling" else None
+    if pooling is None or len(pooling.modes) != 1 or pooling.modes[0] not in ("mean", "cls", "max"):
+        how = f"pooling by {' and '.join(pooling.modes)}" if pooling else f"the module '{modules[0].kind}'"
+        raise unsupported(f"--layout triton cannot put {how} into the graph")
+    other = next((module.kind for module in modules if module.kind not in ("Normalize", "Dropout")), "")
+    if other:
+        raise unsupported(f"--layout triton cannot put the {other} module of sentence-transformers into the graph")
     nodes = _Nodes(model, "pool")
-    vectors = _vectors(nodes, plan.modes[0], nodes.add("Cast", [_HIDDEN], to=onnx.TensorProto.FLOAT))
-    for kind, value in plan.steps:
-        vectors = _normalised(nodes, vectors) if kind == "Normalize" else _truncated(nodes, vectors, int(value))
+    vectors = _vectors(nodes, pooling.modes[0], nodes.add("Cast", [_HIDDEN], to=onnx.TensorProto.FLOAT))
+    for module in modules:
+        if module.kind == "Normalize":
+            vectors = _normalised(nodes, vectors)
+    if embedding.truncate_dim:
+        vectors = _truncated(nodes, vectors, embedding.truncate_dim)
+    if embedding.normalize:
+        vectors = _normalised(nodes, vectors)
     nodes.add("Identity", [vectors], output=EMBEDDING)
     model.graph.node.extend(nodes.made)
     del model.graph.output[:]
-    shape = ["sequences", plan.dimension if plan.dimension > 0 else "size"]
+    shape = ["sequences", embedding.dimension if embedding.dimension > 0 else "size"]
     model.graph.output.append(onnx.helper.make_tensor_value_info(EMBEDDING, onnx.TensorProto.FLOAT, shape))
 
 
@@ -269,8 +279,8 @@ class EnsembleModels:
         for beside in graph[1:]:
             shutil.copyfile(beside, version / beside.name)
         embeds = self.task in ("feature-extraction", "sentence-similarity")
-        pooling = PoolingPlan.read(checkpoint) if embeds else None
-        standalone(graph[0], version / "model.onnx", plan=pooling, pairs=len(self.texts) > 1)
+        embedding = EmbeddingModel.read(checkpoint) if embeds else None
+        standalone(graph[0], version / "model.onnx", embedding=embedding, pairs=len(self.texts) > 1)
         copy(checkpoint, checkpoint_files(checkpoint, weights=False), tokenizer)
         shutil.copyfile(TEMPLATE, tokenizer / "model.py")
 

@@ -23,6 +23,7 @@ from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.onnxruntime import CPU, CUDA, TENSORRT, Session, SessionSettings
 from conch.backends.graphs.openvino import CompiledGraph, CompileSettings
 from conch.backends.graphs.signature import GraphTensor
+from conch.backends.tasks.vocabulary import VocabularyPooling
 from conch.checkpoints.files import engines_of
 from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import Code, ConchError, internal, invalid, one_line, unsupported
@@ -212,6 +213,9 @@ class OpenVinoEngine(GraphEngine):
         return rounded
 
 
+#: The outputs of all layers, and the output that holds a vector per text.
+HIDDEN_STATES: Final = "hidden_states"
+POOLED: Final = "sentence_embedding"
 #: The outputs of each head, with transformers' names.
 _OUTPUTS: Final[dict[str, tuple[str, ...]]] = {
     "AutoModel": ("last_hidden_state",),
@@ -227,8 +231,10 @@ class TorchEngine(NetworkEngine):
     """The network of a checkpoint, loaded with transformers' class ``head``, for ``instances`` concurrent threads.
 
     ``threads`` cores (0: all usable cores) are divided among the threads. ``dtype`` is ``float32``, ``bfloat16``,
-    ``float16`` or ``auto`` (FP32 on a CPU, the stored type on a GPU). Raises UNSUPPORTED if torch or transformers is
-    not installed, INVALID_ARG for a checkpoint that cannot be loaded.
+    ``float16`` or ``auto`` (FP32 on a CPU, the stored type on a GPU). ``outputs`` are by
+    default those of the head. With ``splade``, the strategy and activation of a SpladePooling module, the output is
+    ``POOLED``. Raises UNSUPPORTED if torch or transformers is not installed, INVALID_ARG for a checkpoint that cannot
+    be loaded.
     """
 
     name = "torch"
@@ -244,6 +250,8 @@ class TorchEngine(NetworkEngine):
         threads: int = 0,
         instances: int = 1,
         trust_remote_code: bool = False,
+        outputs: Sequence[str] = (),
+        splade: tuple[str, bool] | None = None,
     ) -> None:
         extras.require("engine 'torch'", "torch", "transformers")
         import torch
@@ -273,7 +281,11 @@ class TorchEngine(NetworkEngine):
         self.precision = PRECISIONS.get(stored, stored)
         # Networks number positions differently, so each computes its own.
         self.inputs = frozenset(inspect.signature(self._network.forward).parameters) - {"position_ids"}
-        self.outputs = _OUTPUTS.get(head, ("logits",))
+        self.outputs = tuple(outputs) or _OUTPUTS.get(head, ("logits",))
+        self._vocabulary = None
+        if splade is not None:
+            self._vocabulary = VocabularyPooling(self._network, *splade)
+            self.outputs = (POOLED,)
         self._floats = self._network.dtype
         self._threads = divided(threads or usable_cores(), instances)
         self._thread = threading.local()
@@ -287,8 +299,19 @@ class TorchEngine(NetworkEngine):
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         self.use_threads()
         with self._torch.inference_mode():
-            outputs = self._network(**{name: self._tensor(arrays[name]) for name in arrays if name in self.inputs})
-            return {name: outputs[name].float().cpu().numpy() for name in self.outputs}
+            tensors = {name: self._tensor(arrays[name]) for name in arrays if name in self.inputs}
+            if self._vocabulary is not None:
+                return {POOLED: self._vocabulary(tensors).float().cpu().numpy()}
+            if HIDDEN_STATES in self.outputs:
+                tensors["output_hidden_states"] = True
+            outputs = self._network(**tensors)
+            return {name: self._array(outputs[name]) for name in self.outputs}
+
+    def _array(self, output: Any) -> Array:
+        """Return an output as FP32; those of several layers as one array with the layers as the second axis."""
+        tensor = self._torch.stack(output, 1) if isinstance(output, tuple) else output
+        array: Array = tensor.float().cpu().numpy()
+        return array
 
     def use_threads(self) -> None:
         """Set the number of threads for the calling thread, because OpenMP keeps a pool, and its size, for each."""
@@ -351,14 +374,16 @@ def open_engine(
     device_id: int = 0,
     instances: int = 1,
     torch_class: type[TorchEngine] = TorchEngine,
+    outputs: Sequence[str] = (),
+    splade: tuple[str, bool] | None = None,
 ) -> NetworkEngine:
     """Open the engine for ``checkpoint`` on ``device`` (``cpu``, ``cuda``), for ``instances`` concurrent threads.
 
-    ``head`` is the class of transformers that loads the network; only torch, ``torch_class``, uses it. The order of
-    precedence is: the variant or engine in the options, the verdict of ``conch convert`` (which may select between two
-    variants by shape), the files in the folder. A verdict is measured on a CPU, so on a GPU the checkpoint's own
-    weights take precedence over it. Raises INVALID_ARG if the requested variant or engine does not exist, UNSUPPORTED
-    if a library is missing.
+    ``head`` is the class of transformers that loads the network; only torch, ``torch_class``, uses it, ``outputs`` and
+    ``splade``. The order of precedence is: the variant or engine in the options, the verdict of ``conch convert``
+    (which may select between two variants by shape), the files in the folder. A verdict is measured on a CPU, so on a
+    GPU the checkpoint's own weights take precedence over it. Raises INVALID_ARG if the requested variant or engine does
+    not exist, UNSUPPORTED if a library is missing.
     If the second variant is UNSUPPORTED, the first runs alone and sets ``warning``.
     """
     name, precision, graph = choose(checkpoint, device)
@@ -372,6 +397,8 @@ def open_engine(
             device=device,
             device_id=device_id,
             trust_remote_code=checkpoint.options.trust_remote_code,
+            outputs=outputs,
+            splade=splade,
             **cores,
         )
     elif graph is None:
@@ -393,7 +420,7 @@ def open_engine(
         return engine
     beside = replace(checkpoint, variant=checkpoint.manifest.variant(companion.variant), manifest=None)
     try:
-        other = open_engine(beside, head=head, instances=instances)
+        other = open_engine(beside, head=head, instances=instances, outputs=outputs, splade=splade)
     except ConchError as error:
         if error.code is not Code.UNSUPPORTED:
             raise

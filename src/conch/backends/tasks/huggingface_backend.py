@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from conch.workers.child.channel import Channel, Header
 
 #: ``module:class`` by task name; all other tasks use ``OTHERS``.
 TASKS: Final[dict[str, str]] = {
-    "feature-extraction": "encoders.embedding:Embedding",
+    "feature-extraction": "retrieval.embedding:Embedding",
     "text-classification": "encoders.text_classification:TextClassification",
     "text-ranking": "encoders.ranking:Rerank",
     "zero-shot-classification": "encoders.text_classification:ZeroShotClassification",
@@ -84,7 +85,8 @@ class HuggingFaceBackend(BatchBackend):
     def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
         """Return the modules that ``load`` imports for ``instance``, and the environment variables to set before."""
         engine, _, _ = choose(self._checkpoint)
-        return (TRANSFORMERS, self._variables(instance)) if engine == "torch" else ((), {})
+        needed = engine == "torch" and task_class(self._checkpoint.task).has_network(self._checkpoint)
+        return (TRANSFORMERS, self._variables(instance)) if needed else ((), {})
 
     def _variables(self, instance: Mapping[str, Any]) -> dict[str, str]:
         # For checkpoint code that runs PyTorch directly; conch's engines set their own thread counts.
@@ -109,6 +111,7 @@ class HuggingFaceBackend(BatchBackend):
         if not opener.on_gpu:
             self.runtime_facts["threads"] = str(cores)
         self.runtime_facts |= {name: str(limit) for name, limit in self._task.limits.items()}
+        self.runtime_facts |= self._task.runtime_facts
 
     def prepare(self, header: Header, payload: bytearray) -> None:
         """Decode queued requests and report their lengths to the server."""
@@ -170,6 +173,7 @@ class EngineOpener:
         self.on_gpu = instance["kind"] == "GPU"
         self.device = f"cuda:{instance['device_id']}" if self.on_gpu else "cpu"
         self._engine: NetworkEngine | None = None
+        self._opened: dict[tuple[Path, str, Any], NetworkEngine] = {}
 
     @property
     def runtime_facts(self) -> dict[str, str]:
@@ -195,15 +199,20 @@ class EngineOpener:
         """The warning from opening the engine; empty if there is none."""
         return self._engine.warning if self._engine is not None else ""
 
-    def __call__(self, head: str) -> NetworkEngine:
-        engine = self._engine = open_engine(
-            self._checkpoint,
-            head=head,
-            device="cuda" if self.on_gpu else "cpu",
-            device_id=self._instance["device_id"],
-            instances=self._instance["count"],
-            torch_class=torch_class(head),
-        )
+    def __call__(self, head: str, part: Checkpoint | None = None, **settings: Any) -> NetworkEngine:
+        checkpoint = part or self._checkpoint
+        key = checkpoint.directory, head, tuple(sorted(settings.items()))
+        if key not in self._opened:
+            self._opened[key] = open_engine(
+                checkpoint,
+                head=head,
+                device="cuda" if self.on_gpu else "cpu",
+                device_id=self._instance["device_id"],
+                instances=self._instance["count"],
+                torch_class=torch_class(head),
+                **settings,
+            )
+        engine = self._engine = self._opened[key]
         return engine
 
 

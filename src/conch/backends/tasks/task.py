@@ -70,8 +70,9 @@ def library_failure(what: str, error: Exception, *, of_request: bool = False) ->
     return kind(f"{what} failed: {one_line(error)}")
 
 
-#: Loads the network with a class of transformers (``AutoModel`` …); the class determines the head.
-OpenEngine = Callable[[str], NetworkEngine]
+#: Loads the network with a class of transformers (``AutoModel`` …); the class determines the head. Embeddings also give
+#: ``part``, the checkpoint in a subfolder that has the network, and settings of ``engines.open_engine``.
+OpenEngine = Callable[..., NetworkEngine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,19 @@ class Task(ABC):
         Raises INVALID_ARG for options that would make every request fail.
         """
 
+    @classmethod
+    def has_network(cls, checkpoint: Checkpoint) -> bool:
+        """Whether the task of ``checkpoint`` runs a network."""
+        return True
+
     @property
     def limits(self) -> dict[str, int | str]:
         """The limits of a run and of a sequence by name, reported as runtime facts."""
+        return {}
+
+    @property
+    def runtime_facts(self) -> dict[str, str]:
+        """Other facts about the task by name; they replace those of the engine."""
         return {}
 
     @abstractmethod

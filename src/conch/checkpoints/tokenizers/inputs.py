@@ -93,6 +93,10 @@ class InputEncoder:
             items.append(Tokens(np.array(ids, np.int64), None, length))
         return items, truncated
 
+    def limited(self, max_length: int) -> InputEncoder:
+        """Return an encoder of the same tokenizer with another maximum length."""
+        return InputEncoder(self.tokenizer, max_length, types=self.types, refuse=self._refuse)
+
     def room(self, *, pair: bool = False) -> int:
         """Return the maximum number of tokens of a text or pair, excluding special tokens.
 

@@ -144,16 +144,18 @@ Ids = npt.NDArray[np.int64]
 class Tokens:
     """A token sequence for a network: INT64 ``ids`` and ``types`` of the same length.
 
-    ``types`` is None if all are 0. ``length`` is the length before truncation. If requested, ``offsets`` has the
+    ``types`` is None if all are 0. ``length`` is the length before truncation. ``mask`` is 0 for tokens that the
+    network does not attend to, None if there are none. If requested, ``offsets`` has the
     character range (start, end) of each token, and ``special`` is 1 for tokens that are not part of the text.
     """
 
-    __slots__ = ("ids", "length", "offsets", "special", "types")
+    __slots__ = ("ids", "length", "mask", "offsets", "special", "types")
 
     def __init__(self, ids: Ids, types: Ids | None = None, length: int = -1) -> None:
         self.ids = ids
         self.types = types
         self.length = len(ids) if length < 0 else length
+        self.mask: Ids | None = None
         self.offsets: list[tuple[int, int]] = []
         self.special: list[int] = []
 

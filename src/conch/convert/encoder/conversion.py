@@ -13,7 +13,8 @@ from conch.backends.base.arrays import Array
 from conch.backends.tasks.engines import NetworkEngine, OnnxRuntimeEngine, open_engine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Contrasts, Manifest
-from conch.checkpoints.pooling import Pooling, PoolingPlan
+from conch.checkpoints.modules import EmbeddingModel
+from conch.checkpoints.steps import Pooling
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import open_tokenizer, original_tokenizer
 from conch.convert import evidence, sentences
@@ -224,7 +225,7 @@ class EncoderConversion(Conversion[NetworkEngine, EncoderOutputs]):
             self.encoder.tokenizer.decode,
         )
         embeds = checkpoint.task in ("feature-extraction", "sentence-similarity")
-        self.pool = Pooling(PoolingPlan.read(checkpoint), checkpoint) if embeds else None
+        self.pool = Pooling(EmbeddingModel.read(checkpoint), checkpoint) if embeds else None
 
     @property
     def serving_engines(self) -> frozenset[str]:

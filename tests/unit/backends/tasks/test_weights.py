@@ -34,7 +34,7 @@ def without(folder: Path, *endings: str) -> list[str]:
 def opened(folder: Path, **options: Any) -> Task:
     """The task as the backend makes it, on PyTorch."""
     checkpoint = Checkpoint.open(folder, Options.from_values(options))
-    return make_task(checkpoint, lambda head: open_engine(checkpoint, head=head))
+    return make_task(checkpoint, lambda head, part=None: open_engine(part or checkpoint, head=head))
 
 
 def bert(head: str, **settings: Any) -> Callable[[Path], Path]:

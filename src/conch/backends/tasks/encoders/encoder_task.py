@@ -8,8 +8,8 @@ file of a checkpoint specifies this, so it is measured.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from time import monotonic_ns
@@ -35,7 +35,7 @@ class PaddedBatch:
     """The sequences of one engine run and their requests, as INT64 ``ids`` and ``mask``.
 
     Both arrays are ``[rows, length]``: ``shape`` if given, else the number of sequences and the longest length.
-    ``padded`` is true if any position is padding.
+    ``padded`` is true if any position is padding, or is not attended to.
     """
 
     __slots__ = ("ids", "mask", "padded", "requests", "sequences")
@@ -53,7 +53,8 @@ class PaddedBatch:
         count = len(sequences)
         rows, length = shape or (count, len(sequences[0].ids))
         flat = np.concatenate([sequence.ids for sequence in sequences]) if count > 1 else sequences[0].ids
-        self.padded = len(flat) != rows * length
+        masks = [sequence.mask for sequence in sequences]
+        self.padded = len(flat) != rows * length or any(mask is not None for mask in masks)
         if not self.padded:
             self.ids = flat.reshape(rows, length)
             self.mask = np.ones((rows, length), np.int64)
@@ -64,6 +65,9 @@ class PaddedBatch:
         self.ids = np.full((rows, length), pad, np.int64)
         self.ids[real] = flat
         self.mask = real.astype(np.int64)
+        for row, mask in enumerate(masks):
+            if mask is not None:
+                self.mask[row, : len(mask)] = mask
         self.mask[count:, 0] = 1  # avoids a division by zero in rows without tokens
 
     def without_padding_rows(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -212,26 +216,20 @@ class EncodedRequest(PreparedRequest):
         self.state = state
 
 
-class EncoderTask(Task):
-    """A task whose network reads token ids.
+class EncoderNetwork(ABC):
+    """A network that reads token ids, with its tokenizer.
 
     A subclass encodes a request as sequences (``prepare``), extracts a value per sequence from the outputs of a run
     (``extract``), and builds the result of a request from these values (``assemble``).
     """
 
-    #: The class of transformers that loads the network with the task's head.
-    head: ClassVar[str]
-    #: The outputs of the network that ``extract`` reads.
-    reads: ClassVar[tuple[str, ...]] = ("logits",)
     #: Whether each sequence is a pair of texts.
     pair: ClassVar[bool] = False
 
-    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
-        self.describe(checkpoint)  # rejects invalid options before weights are read
+    def __init__(self, checkpoint: Checkpoint, engine: NetworkEngine) -> None:
         self.checkpoint = checkpoint
         self.options = checkpoint.options
-        self.engine = open_engine(self.choose_head(checkpoint))
-        self.engine.require_outputs(self.reads, checkpoint.source)
+        self.engine = engine
         original = original_tokenizer(checkpoint) if self.engine.name == "torch" else None
         self.encoder = open_encoder(checkpoint, original)
         self.budget = checkpoint.options.max_batch_tokens or (CPU_TOKENS if self.engine.device == "cpu" else GPU_TOKENS)
@@ -248,14 +246,6 @@ class EncoderTask(Task):
     def limits(self) -> dict[str, int | str]:
         limits: dict[str, int | str] = {"max_batch_tokens": self.budget, "max_length": self.encoder.max_length}
         return limits if self.sharing is Sharing.PADDED else {**limits, "batches": self.sharing.value}
-
-    @classmethod
-    def choose_head(cls, checkpoint: Checkpoint) -> str:
-        """``head``, unless the architecture of ``checkpoint`` needs another class."""
-        return cls.head
-
-    @abstractmethod
-    def prepare(self, request: Request) -> EncodedRequest: ...
 
     @abstractmethod
     def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
@@ -292,7 +282,7 @@ class EncoderTask(Task):
         start = 0
         for request in encoded:
             end = start + len(request.sequences)
-            results.append(self._result(request, values[start:end]))
+            results.append(completed(request, values[start:end], self.assemble))
             start = end
         work.answer_ns += monotonic_ns() - before
         return results
@@ -323,16 +313,28 @@ class EncoderTask(Task):
         work.add(sum([len(sequence.ids) for sequence in batch.sequences]), batch.ids.size, count)
         return outputs if len(batch.ids) == count else batch.without_padding_rows(outputs)
 
-    def _result(self, encoded: EncodedRequest, values: list[Any]) -> Result | ConchError:
-        if encoded.request.cancelled:
-            return cancelled("the request was cancelled")
-        try:
-            result = self.assemble(encoded, values)
-        except Exception as error:
-            return failure(error)
-        if encoded.truncated:
-            result.parameters["truncated"] = encoded.truncated
-        return result
+
+class EncoderTask(EncoderNetwork, Task):
+    """A task that is completed by one pass of one network."""
+
+    #: The class of transformers that loads the network with the task's head.
+    head: ClassVar[str]
+    #: The outputs of the network that ``extract`` reads.
+    reads: ClassVar[tuple[str, ...]] = ("logits",)
+
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
+        self.describe(checkpoint)  # rejects invalid options before weights are read
+        engine = open_engine(self.choose_head(checkpoint))
+        engine.require_outputs(self.reads, checkpoint.source)
+        super().__init__(checkpoint, engine)
+
+    @classmethod
+    def choose_head(cls, checkpoint: Checkpoint) -> str:
+        """``head``, unless the architecture of ``checkpoint`` needs another class."""
+        return cls.head
+
+    @abstractmethod
+    def prepare(self, request: Request) -> EncodedRequest: ...
 
     def option(self, request: Request, name: str, default: Any = None) -> Any:
         """Return the request's input ``name``, else the model parameter of that name, else ``default``."""
@@ -351,6 +353,21 @@ class EncoderTask(Task):
         """
         value = self.option(request, FUNCTION)
         return None if value is None else checked_choice(FUNCTION, value, FUNCTIONS)
+
+
+def completed(
+    encoded: EncodedRequest, values: list[Any], assemble: Callable[[EncodedRequest, list[Any]], Result]
+) -> Result | ConchError:
+    """Build the result of a request from the ``values`` of its sequences; returns an error instead of raising it."""
+    if encoded.request.cancelled:
+        return cancelled("the request was cancelled")
+    try:
+        result = assemble(encoded, values)
+    except Exception as error:
+        return failure(error)
+    if encoded.truncated:
+        result.parameters["truncated"] = encoded.truncated
+    return result
 
 
 def stacked(rows: Sequence[Array]) -> Array:

@@ -1,0 +1,85 @@
+"""The task ``feature-extraction``: embeds texts by the modules of sentence-transformers, or else by their mean token.
+
+A request may name a prompt of the checkpoint (``prompt_name``) and say whether its texts are queries or documents
+(``task``), with the defaults of ``encode``, ``encode_query`` and ``encode_document`` of sentence-transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from conch.backends.base.arrays import Request, Result
+from conch.backends.tasks.encoders.encoder_task import TEXT, texts_of
+from conch.backends.tasks.retrieval.outputs import output_specs
+from conch.backends.tasks.retrieval.pipeline import Pipeline, TextRequest, open_pipeline
+from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.modules import EmbeddingModel, Module
+from conch.core.errors import ConchError
+from conch.core.inference import TensorSpec
+
+_PROMPT: str = "prompt_name"
+_TASK: str = "task"
+
+
+class Embedding(Task):
+    """Embeds texts; texts of different tasks may go through different modules, which then run separately."""
+
+    def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
+        self.model = EmbeddingModel.read(checkpoint)
+        self._defaults = checkpoint.options.extra
+        by_modules: dict[tuple[int, ...], Pipeline] = {}
+        self._pipelines: dict[str | None, Pipeline] = {}
+        for task in self.model.tasks:
+            modules: Sequence[Module] = self.model.path_of(task)
+            key = tuple(map(id, modules))
+            if key not in by_modules:
+                by_modules[key] = open_pipeline(checkpoint, self.model, modules, open_engine)
+            self._pipelines[task] = by_modules[key]
+        self.pipelines = list(by_modules.values())
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
+        model = EmbeddingModel.read(checkpoint)
+        inputs = [TEXT]
+        if model.saved:
+            inputs += [TensorSpec(name, "BYTES", (1,), optional=True) for name in (_PROMPT, _TASK)]
+        return TaskDescription(tuple(inputs), output_specs(model))
+
+    @classmethod
+    def has_network(cls, checkpoint: Checkpoint) -> bool:
+        return EmbeddingModel.read(checkpoint).networks
+
+    @property
+    def limits(self) -> dict[str, int | str]:
+        limits = [pipeline.limits for pipeline in self.pipelines]
+        return {name: value for own in limits for name, value in own.items()}
+
+    @property
+    def runtime_facts(self) -> dict[str, str]:
+        facts = {"similarity": self.model.similarity} if self.model.saved else {}
+        return facts if self.model.networks else {**facts, "engine": "numpy"}
+
+    def prepare(self, request: Request) -> PreparedRequest:
+        texts = texts_of(request, TEXT.name)
+        task = self._option(request, _TASK)
+        self.model.path_of(task)  # rejects an unknown task
+        prompt = self.model.prompts.text(self._option(request, _PROMPT), task)
+        return self._pipelines[task].prepare(request, texts, prompt, task)
+
+    def _option(self, request: Request, name: str) -> Any:
+        """Return the request's input ``name``, else the model parameter of that name, else None."""
+        value = request.option(name) if name in request.inputs else self._defaults.get(name)
+        return value or None
+
+    def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
+        requests: Sequence[TextRequest] = batch  # type: ignore[assignment]
+        if len(self.pipelines) == 1:
+            return self.pipelines[0].execute(requests, work)
+        results: dict[int, Result | ConchError] = {}
+        for pipeline in self.pipelines:
+            own = [index for index, request in enumerate(requests) if request.pipeline is pipeline]
+            if own:
+                results |= zip(own, pipeline.execute([requests[index] for index in own], work), strict=True)
+        return [results[index] for index in range(len(requests))]

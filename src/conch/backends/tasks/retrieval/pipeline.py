@@ -1,0 +1,355 @@
+"""The pipelines of an embedding model: a list of modules that a text goes through, with or without a network.
+
+A pipeline tokenises the texts of a request (``prepare``) and embeds requests together (``execute``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from conch.backends.base.arrays import Array, Request, Result
+from conch.backends.tasks.encoders.encoder_task import EncodedRequest, EncoderNetwork, PaddedBatch, completed
+from conch.backends.tasks.engines import HIDDEN_STATES, POOLED
+from conch.backends.tasks.retrieval.outputs import COUNT, tensors_of, values_of
+from conch.backends.tasks.task import ExecutionWork, OpenEngine
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.modules import NETWORKS, TOKENS, EmbeddingModel, Module, joined, predicts_tokens
+from conch.checkpoints.steps import (
+    IDS,
+    LAYERS,
+    MASK,
+    Features,
+    Steps,
+    Vocabulary,
+    includes_prompt,
+    splade_settings,
+)
+from conch.checkpoints.tokenizers.inputs import InputEncoder
+from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, refused
+from conch.core.errors import ConchError, invalid, unsupported
+from conch.core.lengths import CPU_TOKENS, runs
+from conch.machine import extras
+
+#: Names of the output with a vector per token in exported graphs.
+HIDDEN: Final = ("last_hidden_state", TOKENS, "logits")
+#: Encoder-decoder models; sentence-transformers uses only their encoder.
+ENCODER_DECODERS: Final = frozenset({"t5", "mt5", "umt5", "longt5"})
+
+
+class TextRequest(EncodedRequest):
+    """An encoded request with its ``pipeline`` and ``task``; ``state`` is the number of tokens of its prompt."""
+
+    __slots__ = ("pipeline", "task")
+
+    pipeline: Pipeline
+    task: str | None
+
+
+class Pipeline(ABC):
+    """Embeds texts by one list of modules of ``model``."""
+
+    model: EmbeddingModel
+
+    @property
+    def limits(self) -> dict[str, int | str]:
+        """The limits of a run and of a text, reported as runtime facts."""
+        return {}
+
+    @abstractmethod
+    def prepare(self, request: Request, texts: Sequence[str], prompt: str, task: str | None) -> TextRequest:
+        """Tokenise ``texts``, each after ``prompt``. Raises INVALID_ARG for a text that cannot be tokenised."""
+
+    @abstractmethod
+    def execute(self, batch: Sequence[Any], work: ExecutionWork) -> list[Result | ConchError]:
+        """Embed all texts of ``batch``; returns the results in order. Takes what ``prepare`` returned."""
+
+
+def result_of(model: EmbeddingModel, encoded: EncodedRequest, values: list[Any]) -> Result:
+    """Build the result of a request from the values of its texts."""
+    result = Result({**tensors_of(model, values)})
+    if COUNT.name in encoded.request.outputs:
+        result.outputs[COUNT.name] = np.array([[len(item.ids)] for item in encoded.sequences], np.uint32)
+    return result
+
+
+def open_pipeline(
+    checkpoint: Checkpoint, model: EmbeddingModel, modules: Sequence[Module], open_engine: OpenEngine
+) -> Pipeline:
+    """Open the pipeline of ``modules``; the first one reads texts."""
+    if modules[0].kind in NETWORKS:
+        return NetworkPipeline(checkpoint, model, modules, open_engine)
+    return TablePipeline(checkpoint, model, modules)
+
+
+class NetworkPipeline(EncoderNetwork, Pipeline):
+    """Embeds texts by a network and the steps after it."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, model: EmbeddingModel, modules: Sequence[Module], open_engine: OpenEngine
+    ) -> None:
+        first, *others = modules
+        self.model, self._module = model, first
+        part = checkpoint.part(first.path)
+        super().__init__(part, open_network(checkpoint, part, first, others, open_engine))
+        names = self.engine.outputs
+        self._hidden = next((name for name in (output_of(first), *HIDDEN) if name in names), "")
+        if not self._hidden and POOLED not in names:
+            raise unsupported(
+                f"'{checkpoint.source}' gives {', '.join(names)}; an embedding needs {' or '.join((*HIDDEN, POOLED))}"
+            )
+        tokenizer = self.encoder.tokenizer
+        # After the checks at load, which compare with transformers' tokenizer as it is.
+        self._lower = bool(first.config.get("do_lower_case")) and not lower_case(tokenizer)
+        keep_whole(tokenizer, model.prefixes)
+        steps = others
+        if POOLED in names:
+            pooling = next((index for index, module in enumerate(others) if module.kind == "SpladePooling"), -1)
+            # Graphs with a vector per text contain all modules, those of torch only SpladePooling.
+            steps = others[pooling + 1 :] if self.engine.name == "torch" else []
+        self._steps = Steps(checkpoint, steps, vocabulary_of(tokenizer))
+        self._pools_prompt = all(includes_prompt(module) for module in others if module.kind == "Pooling")
+        self._expansion = first.config.get("query_expansion") or {}
+        self._encoders = self._encoders_by_task()
+
+    def _encoders_by_task(self) -> dict[str | None, InputEncoder]:
+        """Return the encoder of each task, which differ by the maximum length of a text."""
+        own, config = self.encoder, self._module.config
+        fixed = ((config.get("processing_kwargs") or {}).get("text") or {}).get("max_length")
+        lengths = {"query": config.get("query_length"), "document": config.get("document_length")}
+        if self._expansion:
+            floor = int(self._expansion["length"])
+            if self._expansion["strategy"] == "fixed":
+                lengths["query"] = floor
+            elif lengths["query"] is not None:
+                lengths["query"] = max(int(lengths["query"]), floor)
+        encoders: dict[str | None, InputEncoder] = {None: own}
+        for task, length in (None, fixed), *lengths.items():
+            length = fixed if fixed is not None and not (task == "query" and self._expansion) else length
+            if length is not None:
+                limit = min(int(length), self.checkpoint.positions or int(length))
+                encoders[task] = own.limited(limit)
+        self.encoder = max(encoders.values(), key=lambda encoder: encoder.max_length)
+        return encoders
+
+    def prepare(self, request: Request, texts: Sequence[str], prompt: str, task: str | None) -> TextRequest:
+        texts = [prompt + text for text in texts] if prompt else texts
+        if self._lower:
+            texts = [text.lower() for text in texts]
+        encoder = self._encoders.get(task, self._encoders[None])
+        sequences, truncated = encoder.encode(texts)
+        if task == "query" and self._expansion:
+            sequences = [self._expanded(tokens) for tokens in sequences]
+        skipped = 0 if self._pools_prompt or not prompt else self._prompt_length(prompt)
+        prepared = TextRequest(request, sequences, truncated, skipped)
+        prepared.pipeline, prepared.task = self, task
+        return prepared
+
+    def _prompt_length(self, prompt: str) -> int:
+        """Return the number of prompt tokens at the start of a sequence, including special tokens."""
+        ids = self._encoders[None].encode([prompt.lower() if self._lower else prompt])[0][0].ids
+        return len(ids) - (int(ids[-1]) in self.encoder.tokenizer.special.all_ids)
+
+    def _expanded(self, tokens: Tokens) -> Tokens:
+        """Return a query, as ColBERT expands it: filled with mask tokens up to a number of tokens."""
+        count = int(self._expansion["length"]) - len(tokens.ids)
+        if count <= 0:
+            return tokens
+        special = self.encoder.tokenizer.special
+        token = self._expansion.get("token")
+        filler = vocabulary_of(self.encoder.tokenizer).id_of(token) if token else special.mask_id
+        if filler is None:
+            filler = next(iter(special.eos_ids), self.encoder.pad_id)
+        ids = np.concatenate([tokens.ids, np.full(count, filler, np.int64)])
+        types = None if tokens.types is None else np.concatenate([tokens.types, np.zeros(count, np.int64)])
+        expanded = Tokens(ids, types, tokens.length)
+        if not self._expansion.get("attend"):
+            expanded.mask = np.concatenate([np.ones(len(tokens.ids), np.int64), np.zeros(count, np.int64)])
+        return expanded
+
+    def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
+        count = len(batch.sequences)
+        arrays = {MASK: batch.mask, IDS: batch.ids[:count]}
+        if POOLED in outputs and POOLED in self.engine.outputs:
+            arrays[POOLED] = outputs[POOLED]
+        else:
+            arrays[self._module.target] = outputs[self._hidden]
+        if HIDDEN_STATES in outputs:
+            arrays[LAYERS] = outputs[HIDDEN_STATES]
+        expansion = None
+        if self._expansion:
+            lengths = np.array([len(sequence.ids) for sequence in batch.sequences])
+            expansion = (np.arange(batch.ids.shape[1]) < lengths[:, None]) & (batch.mask == 0)
+        features = Features(
+            arrays,
+            padded=batch.padded,
+            prompt_lengths=[request.state for request in batch.requests],
+            tasks=[request.task for request in batch.requests],
+            expansion=expansion,
+        )
+        return values_of(self.model, self._steps(features))
+
+    def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
+        return result_of(self.model, encoded, values)
+
+
+def open_network(
+    checkpoint: Checkpoint, part: Checkpoint, module: Module, others: Sequence[Module], open_engine: OpenEngine
+) -> Any:
+    """Open the engine of a Transformer module, with the outputs that the modules after it read."""
+    task = str(module.config.get("transformer_task") or "")
+    if task not in ("", "feature-extraction", "fill-mask"):
+        raise unsupported(f"'{checkpoint.source}': its Transformer module has the task '{task}', which embeds no text")
+    settings: dict[str, Any] = {} if part is checkpoint else {"part": part}
+    if predicts_tokens(module):
+        if others and others[0].kind == "SpladePooling":
+            settings["splade"] = splade_settings(others[0])
+        return open_engine("AutoModelForMaskedLM", **settings)
+    output = output_of(module)
+    layers = any(other.kind == "WeightedLayerPooling" for other in others) and gives_layers(part, module)
+    if layers:
+        settings["outputs"] = (output, HIDDEN_STATES)
+    elif output != HIDDEN[0]:
+        settings["outputs"] = (output,)
+    encodes = part.config.get("model_type") in ENCODER_DECODERS
+    engine = open_engine("AutoModelForTextEncoding" if encodes else "AutoModel", **settings)
+    if layers:
+        engine.require_outputs((HIDDEN_STATES,), checkpoint.source)
+    return engine
+
+
+def gives_layers(part: Checkpoint, module: Module) -> bool:
+    """Whether the configuration of a network requests the outputs of all layers; else weighting has no effect."""
+    name = "output_hidden_states"
+    arguments = module.config.get("config_kwargs") or module.config.get("config_args") or {}
+    return bool(arguments.get(name, part.config.get(name)))
+
+
+def output_of(module: Module) -> str:
+    """Return the output of the network that a Transformer module gives to the modules after it."""
+    text = (module.config.get("modality_config") or {}).get("text") or {}
+    return str(text.get("method_output_name") or ("logits" if predicts_tokens(module) else HIDDEN[0]))
+
+
+def lower_case(tokenizer: TextTokenizer) -> bool:
+    """Make a tokenizer of ``tokenizers`` convert texts to lower case first; false for a tokenizer in Python."""
+    if tokenizer.fast is None:
+        return False
+    from tokenizers import normalizers
+
+    own = tokenizer.fast.normalizer
+    parts = [normalizers.Lowercase()] + ([own] if own is not None else [])
+    tokenizer.fast.normalizer = normalizers.Sequence(parts)
+    return True
+
+
+def keep_whole(tokenizer: TextTokenizer, prefixes: Sequence[str]) -> None:
+    """Make tokens that begin a prompt, such as ``[unused0]``, special, so that they are not divided."""
+    fast = tokenizer.fast
+    for prefix in prefixes:
+        if fast is None or not prefix.split():
+            continue
+        for token in (prefix, prefix.split(None, 1)[0]):
+            id = fast.token_to_id(token)
+            if id is None:
+                continue
+            if tokenizer.encode(token, special_tokens=False) != [id]:
+                from tokenizers import AddedToken
+
+                fast.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+            break
+
+
+def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
+    """Return the tokens of a tokenizer; the token of unknown words is none of them."""
+    fast = tokenizer.fast
+    if fast is None:
+        return Vocabulary()
+    return Vocabulary(fast.get_vocab_size(), fast.token_to_id)
+
+
+class TablePipeline(Pipeline):
+    """Embeds texts by tables with a row for each token, without a network."""
+
+    def __init__(self, checkpoint: Checkpoint, model: EmbeddingModel, modules: Sequence[Module]) -> None:
+        self.model = model
+        first = modules[0]
+        self._limit = 0
+        self._fast: Any
+        if first.kind == "StaticEmbedding":
+            self._fast = self._own_tokenizer(checkpoint, first)
+        else:
+            part = checkpoint.part(first.path)
+            self._fast = open_tokenizer(part).fast
+            if self._fast is None:
+                raise unsupported(f"'{checkpoint.source}': the tokenizer of SparseStaticEmbedding is written in Python")
+            settings = part.json("tokenizer_config.json") or {}
+            limit = settings.get("model_max_length")
+            self._limit = int(limit) if isinstance(limit, int | float) and 0 < limit < 10**9 else 0
+        self._steps = Steps(checkpoint, modules, Vocabulary(self._fast.get_vocab_size(), self._fast.token_to_id))
+        self._budget = checkpoint.options.max_batch_tokens or CPU_TOKENS
+
+    def _own_tokenizer(self, checkpoint: Checkpoint, module: Module) -> Any:
+        path = checkpoint.path(joined(module.path, "tokenizer.json"))
+        if path is None:
+            raise invalid(f"'{checkpoint.source}' lacks {joined(module.path, 'tokenizer.json')}, of StaticEmbedding")
+        extras.require(str(path), "tokenizers", extra=checkpoint.extra)
+        from tokenizers import Tokenizer
+
+        try:
+            fast: Any = Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise invalid(f"the tokenizer of '{checkpoint.source}' cannot be read: {path}: {error}") from None
+        self._limit = (fast.truncation or {}).get("max_length", 0)
+        fast.no_truncation()
+        fast.no_padding()
+        return fast
+
+    @property
+    def limits(self) -> dict[str, int | str]:
+        return {"max_length": self._limit} if self._limit else {}
+
+    def prepare(self, request: Request, texts: Sequence[str], prompt: str, task: str | None) -> TextRequest:
+        texts = [prompt + text for text in texts] if prompt else texts
+        try:
+            encodings = self._fast.encode_batch_fast(texts, add_special_tokens=False)
+        except BaseException as error:
+            raise refused(error, "input 'text_input'") from None
+        sequences = []
+        for encoding in encodings:
+            ids = np.array(encoding.ids, np.int64)
+            sequences.append(Tokens(ids[: self._limit] if self._limit else ids, None, len(ids)))
+        truncated = sum(len(sequence.ids) < sequence.length for sequence in sequences)
+        prepared = TextRequest(request, sequences, truncated, 0)
+        prepared.pipeline, prepared.task = self, task
+        return prepared
+
+    def execute(self, batch: Sequence[Any], work: ExecutionWork) -> list[Result | ConchError]:
+        sequences = [sequence for request in batch for sequence in request.sequences]
+        tasks = [request.task for request in batch for _ in request.sequences]
+        values: list[Any] = [None] * len(sequences)
+        lengths = np.array([len(sequence.ids) for sequence in sequences])
+        for indices in runs([max(1, length) for length in lengths.tolist()], budget=self._budget):
+            own = lengths[indices]
+            longest = int(own.max())
+            mask = (np.arange(longest) < own[:, None]).astype(np.int64)
+            ids = np.zeros(mask.shape, np.int64)
+            ids[mask > 0] = np.concatenate([sequences[index].ids for index in indices])
+            work.add(int(own.sum()), ids.size, len(indices))
+            features = Features(
+                {IDS: ids, MASK: mask}, padded=bool((own < longest).any()), tasks=[tasks[index] for index in indices]
+            )
+            for index, value in zip(indices, values_of(self.model, self._steps(features)), strict=True):
+                values[index] = value
+        results: list[Result | ConchError] = []
+        start = 0
+        for request in batch:
+            end = start + len(request.sequences)
+            results.append(completed(request, values[start:end], partial(result_of, self.model)))
+            start = end
+        return results

@@ -1,0 +1,393 @@
+"""The modules of sentence-transformers after the network, in numpy: each reads and writes features of a batch.
+
+Features are arrays with one row per text: ``token_embeddings`` FP32 ``[n, length, size]``, ``attention_mask`` INT64
+``[n, length]``, ``input_ids`` INT64 ``[n, length]``, ``all_layer_embeddings`` FP32 ``[n, layers, length, size]``,
+``sentence_embedding`` FP32 ``[n, size]``. Pickled weights are read with torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from conch.checkpoints.activations import activation_named
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.modules import SENTENCE, TOKENS, EmbeddingModel, Module, joined
+from conch.checkpoints.tensor_files import read_safetensors
+from conch.core.errors import invalid, unsupported
+from conch.machine import extras
+
+Array = npt.NDArray[Any]
+MASK: Final = "attention_mask"
+#: Activations over one axis of a matrix; for a vector per token PyTorch's choose that of the texts.
+_OVER_ONE_AXIS: Final = ("Softmax", "Softmin", "LogSoftmax")
+LAYERS: Final = "all_layer_embeddings"
+IDS: Final = "input_ids"
+
+
+@dataclass(slots=True)
+class Features:
+    """The features of a batch by name; ``padded`` is true if some positions are padding.
+
+    ``prompt_lengths`` is the number of leading tokens of each text that belong to its prompt, if pooling excludes
+    them, and ``tasks`` the task of each. ``expansion`` is BOOL ``[n, length]``, true for tokens that expand a query
+    and that the network does not attend to.
+    """
+
+    arrays: dict[str, Array]
+    padded: bool = True
+    prompt_lengths: Sequence[int] = ()
+    tasks: Sequence[str | None] = ()
+    expansion: Array | None = None
+
+
+Step = Callable[[Features], None]
+
+
+class Steps:
+    """The steps of ``modules``, in order; dropout has none, because it only affects training."""
+
+    def __init__(self, checkpoint: Checkpoint, modules: Sequence[Module], vocabulary: Vocabulary | None = None) -> None:
+        self.steps = [
+            step(checkpoint, module, vocabulary or Vocabulary()) for module in modules if module.kind != "Dropout"
+        ]
+
+    def __call__(self, features: Features) -> Features:
+        for step in self.steps:
+            step(features)
+        return features
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a tokenizer: ``id_of`` returns the id of a token, None for a text that is not one."""
+
+    size: int = 0
+    id_of: Callable[[str], int | None] = lambda text: None
+
+    def ids(self, words: Sequence[str]) -> list[int]:
+        """Return the ids of those ``words`` that are tokens."""
+        return [id for word in words if (id := self.id_of(word)) is not None]
+
+
+def step(checkpoint: Checkpoint, module: Module, vocabulary: Vocabulary) -> Step:
+    """Return the step of a module. Raises INVALID_ARG for wrong weights, UNSUPPORTED for an unknown activation."""
+    match module.kind:
+        case "Pooling":
+            return _pooling(module)
+        case "Dense":
+            return _through(module, dense(checkpoint, module))
+        case "Normalize":
+            return _through(module, normalized, optional=True)
+        case "LayerNorm":
+            return _through(module, _layer_norm(checkpoint, module))
+        case "WeightedLayerPooling":
+            return _weighted_layers(checkpoint, module)
+        case "SpladePooling":
+            return _splade(module)
+        case "SparseAutoEncoder":
+            return _through(module, _auto_encoder(checkpoint, module))
+        case "MultiVectorMask":
+            return _mask(module, vocabulary)
+        case "StaticEmbedding":
+            return _token_vectors(checkpoint, module)
+        case "SparseStaticEmbedding":
+            return _token_weights(checkpoint, module, vocabulary)
+    raise unsupported(f"'{checkpoint.source}': the module '{module.kind}' reads texts, and comes after another one")
+
+
+def _through(module: Module, function: Callable[[Array], Array], *, optional: bool = False) -> Step:
+    """Return the step that applies ``function`` to a feature; nothing happens without the feature if ``optional``."""
+    source, target = module.source, module.target
+
+    def apply(features: Features) -> None:
+        if not optional or source in features.arrays:
+            features.arrays[target] = function(features.arrays[source])
+
+    return apply
+
+
+def _pooling(module: Module) -> Step:
+    modes, include_prompt = module.modes, includes_prompt(module)
+
+    def apply(features: Features) -> None:
+        hidden = features.arrays[TOKENS]
+        mask: Array | None = features.arrays[MASK] if features.padded else None
+        if not include_prompt and any(features.prompt_lengths):
+            mask = masked(features.arrays[MASK], features.prompt_lengths)
+        vectors = [pool(mode, hidden, mask) for mode in modes]
+        features.arrays[SENTENCE] = vectors[0] if len(vectors) == 1 else np.concatenate(vectors, 1)
+
+    return apply
+
+
+def includes_prompt(module: Module) -> bool:
+    """Whether a Pooling module pools the tokens of a prompt."""
+    return bool(module.config.get("include_prompt", True))
+
+
+def pool(mode: str, hidden: Array, mask: Array | None) -> Array:
+    """Pool FP32 ``[n, length, size]`` to ``[n, size]``.
+
+    INT64 ``mask`` ``[n, length]`` is 0 for excluded tokens; None includes all tokens.
+    """
+    if mask is None:
+        if mode == "mean":
+            return np.asarray(np.add.reduce(hidden, 1) / np.float32(hidden.shape[1]))
+        mask = np.ones(hidden.shape[:2], np.int64)
+    rows = np.arange(len(hidden))
+    if mode == "cls":
+        return np.asarray(hidden[rows, mask.argmax(1)])
+    if mode == "lasttoken":
+        last = mask.shape[1] - 1 - mask[:, ::-1].argmax(1)
+        return np.asarray(hidden[rows, last] * mask[rows, last, None].astype(np.float32))
+    if mode == "max":
+        return np.asarray(np.where(mask[:, :, None] > 0, hidden, np.float32("-inf")).max(1))
+    weights = mask.astype(np.float32)
+    if mode == "weightedmean":
+        weights *= np.arange(1, mask.shape[1] + 1, dtype=np.float32)
+    total = np.maximum(weights.sum(1, keepdims=True), np.float32(1e-9))
+    weights /= np.sqrt(total) if mode == "mean_sqrt_len_tokens" else total
+    # Not matmul, because its library starts threads that compete with those of the engine.
+    return np.asarray(np.einsum("nl,nld->nd", weights, hidden))
+
+
+def masked(mask: Array, skip: Sequence[int]) -> Array:
+    """Return a copy of ``mask`` that excludes the first ``skip`` tokens of each row."""
+    kept = mask.copy()
+    for row, count in enumerate(skip):
+        kept[row, :count] = 0
+    return kept
+
+
+def normalized(vectors: Array) -> Array:
+    """Scale vectors (the last axis) to length 1; zero vectors stay zero."""
+    lengths = np.sqrt(np.einsum("...j,...j->...", vectors, vectors))
+    return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12))[..., None])
+
+
+def dense(checkpoint: Checkpoint, module: Module) -> Callable[[Array], Array]:
+    """Return the function of a ``Dense`` module: a linear layer with an activation, and its input if it is residual."""
+    config = module.config
+    name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).strip("<>").removeprefix("class ")
+    activation = activation_named(name.strip("'") or "torch.nn.Identity", checkpoint.source)
+    weights = read_weights(checkpoint, module)
+    learned = [name for name in weights if name.startswith("activation_function.")]
+    if learned or (module.source != SENTENCE and name.endswith(_OVER_ONE_AXIS)):
+        why = "whose weights are learned" if learned else "which compares vectors of tokens"
+        raise unsupported(f"'{checkpoint.source}': '{module.path}' has the activation '{name}', {why}")
+    weight = np.ascontiguousarray(_weight(checkpoint, module, weights, "linear.weight").T)
+    bias = weights.get("linear.bias")
+    shift = np.float32(0) if bias is None else bias.astype(np.float32)
+    if not config.get("use_residual"):
+        return lambda vectors: activation(vectors @ weight + shift)
+    if weight.shape[0] == weight.shape[1]:
+        return lambda vectors: np.asarray(activation(vectors @ weight + shift) + vectors)
+    residual = _weight(checkpoint, module, weights, "residual.weight").T
+    return lambda vectors: np.asarray(activation(vectors @ weight + shift) + vectors @ residual)
+
+
+def _layer_norm(checkpoint: Checkpoint, module: Module) -> Callable[[Array], Array]:
+    weights = read_weights(checkpoint, module)
+    weight, bias = (_weight(checkpoint, module, weights, f"norm.{name}") for name in ("weight", "bias"))
+
+    def apply(vectors: Array) -> Array:
+        centred = vectors - vectors.mean(-1, keepdims=True)
+        variance = np.square(centred).mean(-1, keepdims=True)
+        return np.asarray(centred / np.sqrt(variance + np.float32(1e-5)) * weight + bias)
+
+    return apply
+
+
+def _token_vectors(checkpoint: Checkpoint, module: Module) -> Step:
+    """Return the step that computes the mean of the vectors of a text's tokens, as of Model2Vec."""
+    weights = read_weights(checkpoint, module)
+    own = "embedding.weight" in weights
+    table = _weight(checkpoint, module, weights, "embedding.weight" if own else "embeddings")
+    if not own and "mapping" in weights:
+        table = table[weights["mapping"].astype(np.int64)]
+    if not own and "weights" in weights:
+        table = table * weights["weights"].astype(np.float32)[:, None]
+    table = np.ascontiguousarray(table)
+
+    def apply(features: Features) -> None:
+        mask = features.arrays[MASK] if features.padded else None
+        ids = features.arrays[IDS]
+        empty = not ids.shape[1]
+        features.arrays[SENTENCE] = (
+            np.zeros((len(ids), table.shape[1]), np.float32) if empty else pool("mean", table[ids], mask)
+        )
+
+    return apply
+
+
+def _token_weights(checkpoint: Checkpoint, module: Module, vocabulary: Vocabulary) -> Step:
+    """Return the step that gives each token of a text its weight, times the text's vector if there is one."""
+    file = str(module.config.get("path") or "")
+    if file.endswith(".json"):
+        # Not a path of the checkpoint's author's machine: the file of that name in the folder of the module.
+        name = joined(module.path, file.rpartition("/")[2])
+        by_word = checkpoint.json(name)
+        if by_word is None:
+            raise invalid(f"'{checkpoint.source}' lacks {name}, with the weights of words")
+        weights = np.zeros(vocabulary.size, np.float32)
+        for word, weight in by_word.items():
+            if (id := vocabulary.id_of(word)) is not None:
+                weights[id] = weight
+    else:
+        weights = _weight(checkpoint, module, read_weights(checkpoint, module), "weight")
+
+    def apply(features: Features) -> None:
+        ids, mask = features.arrays[IDS], features.arrays[MASK] > 0
+        vectors = np.zeros((len(ids), len(weights)), np.float32)
+        rows = np.broadcast_to(np.arange(len(ids))[:, None], ids.shape)
+        vectors[rows[mask], ids[mask]] = weights[ids[mask]]
+        before = features.arrays.get(SENTENCE)
+        features.arrays[SENTENCE] = vectors if before is None else vectors * before
+
+    return apply
+
+
+def _weighted_layers(checkpoint: Checkpoint, module: Module) -> Step:
+    weights = _weight(checkpoint, module, read_weights(checkpoint, module), "layer_weights")
+    shares = weights / weights.sum()
+    start = int(module.config.get("layer_start", 4))
+
+    def apply(features: Features) -> None:
+        layers = features.arrays.get(LAYERS)
+        if layers is not None:
+            features.arrays[TOKENS] = np.asarray(np.einsum("k,nkld->nld", shares, layers[:, start:]))
+
+    return apply
+
+
+def _splade(module: Module) -> Step:
+    strategy, twice = splade_settings(module)
+
+    def apply(features: Features) -> None:
+        logits, mask = features.arrays[TOKENS], features.arrays[MASK]
+        if strategy == "max":
+            # The activation is monotonic and 0 for padding, so the maximum of the logits is enough.
+            logits = np.where(mask[:, :, None] > 0, logits, 0).max(1)
+            features.arrays[SENTENCE] = saturated(logits, twice)
+            return
+        # One text at a time bounds the memory.
+        rows = zip(logits, mask, strict=True)
+        features.arrays[SENTENCE] = np.stack([saturated(row[real > 0], twice).sum(0) for row, real in rows])
+
+    return apply
+
+
+def splade_settings(module: Module) -> tuple[str, bool]:
+    """Return the strategy of a SpladePooling module (``max``, ``sum``), and whether it takes the logarithm twice."""
+    strategy = str(module.config.get("pooling_strategy", "max"))
+    activation = str(module.config.get("activation_function", "relu"))
+    if strategy not in ("max", "sum") or activation not in ("relu", "log1p_relu"):
+        raise unsupported(f"the module 'SpladePooling' has the strategy '{strategy}' with '{activation}'")
+    return strategy, activation == "log1p_relu"
+
+
+def saturated(logits: Array, twice: bool) -> Array:
+    """Return log(1 + max(0, x)), or the logarithm of 1 more than that, of the logits of words."""
+    values = np.log1p(np.maximum(logits, 0))
+    return np.asarray(np.log1p(values) if twice else values)
+
+
+def _auto_encoder(checkpoint: Checkpoint, module: Module) -> Callable[[Array], Array]:
+    config, weights = module.config, read_weights(checkpoint, module)
+    # The decoder has the same weights, and safetensors keeps one name of each tensor.
+    name = "encoder.weight" if "encoder.weight" in weights else "decoder.linear.weight"
+    encoder = np.ascontiguousarray(_weight(checkpoint, module, weights, name).T)
+    pre, latent = (_weight(checkpoint, module, weights, f"{name}_bias") for name in ("pre", "latent"))
+    active = int(config.get("max_active_dims") or config.get("k", 8))
+    scales = bool(config.get("normalize"))
+
+    def apply(vectors: Array) -> Array:
+        if scales:
+            centred = vectors - vectors.mean(-1, keepdims=True)
+            vectors = centred / (centred.std(-1, ddof=1, keepdims=True) + np.float32(1e-5))
+        return largest(np.maximum((vectors - pre) @ encoder + latent, 0), active)
+
+    return apply
+
+
+def largest(vectors: Array, count: int) -> Array:
+    """Keep the ``count`` elements of each vector that are farthest from 0, and set the others to 0."""
+    if count >= vectors.shape[-1]:
+        return vectors
+    kept = np.argpartition(np.abs(vectors), -count, -1)[..., -count:]
+    sparse = np.zeros_like(vectors)
+    np.put_along_axis(sparse, kept, np.take_along_axis(vectors, kept, -1), -1)
+    return sparse
+
+
+def _mask(module: Module, vocabulary: Vocabulary) -> Step:
+    """Return the step that selects the tokens of a text whose vectors count."""
+    skipped = vocabulary.ids(module.config.get("skiplist_words") or ())
+    tasks = module.config.get("skiplist_tasks") or ["document"]
+    tasks = [tasks] if isinstance(tasks, str) else tasks
+    allowed = module.config.get("keep_only_token_ids")
+
+    def apply(features: Features) -> None:
+        ids, mask = features.arrays[IDS], features.arrays[MASK] > 0
+        if features.expansion is not None:
+            mask = mask | features.expansion
+        if skipped:
+            skips = np.array([(task or "document") in tasks for task in features.tasks])
+            mask = mask & ~(np.isin(ids, skipped) & skips[:, None])
+        if allowed:
+            queries = np.array([task == "query" for task in features.tasks])
+            mask = mask & (np.isin(ids, allowed) | queries[:, None])
+        features.arrays[MASK] = mask.astype(np.int64)
+        features.padded = True
+
+    return apply
+
+
+def finish(model: EmbeddingModel, vectors: Array) -> Array:
+    """Truncate dense vectors ``[n, size]`` after all modules, and normalize them if the model's options say so."""
+    if model.truncate_dim:
+        vectors = vectors[:, : model.truncate_dim]
+    return normalized(vectors) if model.normalize else vectors
+
+
+class Pooling:
+    """Computes text vectors from token vectors: the modules of a dense model after its only network."""
+
+    def __init__(self, model: EmbeddingModel, checkpoint: Checkpoint) -> None:
+        self._model = model
+        self._steps = Steps(checkpoint, model.path_of(None)[1:])
+
+    def __call__(self, hidden: Array, mask: Array | None) -> Array:
+        """Pool FP32 ``[n, length, size]`` to ``[n, dimension]``; INT64 ``mask`` ``[n, length]`` is 0 for padding."""
+        arrays = {TOKENS: hidden} if mask is None else {TOKENS: hidden, MASK: mask}
+        features = self._steps(Features(arrays, padded=mask is not None))
+        return finish(self._model, features.arrays[SENTENCE])
+
+
+def read_weights(checkpoint: Checkpoint, module: Module) -> dict[str, Array]:
+    """Read the weights of a module by name. Raises INVALID_ARG if its folder has none."""
+    file = checkpoint.path(joined(module.path, "model.safetensors"))
+    if file is not None:
+        return read_safetensors(file)
+    file = checkpoint.path(joined(module.path, "pytorch_model.bin"))
+    if file is None:
+        raise invalid(
+            f"'{checkpoint.source}' lacks {joined(module.path, 'model.safetensors')}, which modules.json names"
+        )
+    what = f"the module '{module.kind}' of '{checkpoint.source}'"
+    extras.require(f"{what} in {joined(module.path, 'pytorch_model.bin')}", "torch")
+    import torch
+
+    return {name: tensor.float().numpy() for name, tensor in torch.load(file, weights_only=True).items()}
+
+
+def _weight(checkpoint: Checkpoint, module: Module, weights: Mapping[str, Array], name: str) -> Array:
+    try:
+        return weights[name].astype(np.float32)
+    except KeyError:
+        raise invalid(f"'{checkpoint.source}': the weights in {module.path or '.'} have no {name}") from None

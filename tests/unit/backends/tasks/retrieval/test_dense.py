@@ -1,0 +1,169 @@
+"""Dense models answer as sentence-transformers does over the same folder, alone and among neighbours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling, WeightedLayerPooling
+from torch import nn
+
+from conch.backends.tasks.huggingface_backend import describe_task
+from conch.checkpoints.folder import Checkpoint
+from conch.core.errors import ConchError
+from tests.retrieval_models import (
+    NEIGHBOURS,
+    SIZE,
+    backbone,
+    close,
+    dense,
+    each,
+    embed,
+    open_model,
+    pooled,
+    saved,
+    vectors,
+)
+
+PROMPTS = {"query": "the station: ", "passage": "a bus ", "empty": ""}
+MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+
+def check(folder: Path, **options: Any) -> None:
+    """Compare the three ways to encode: alone, as one request, and as requests that run together."""
+    reference, task = SentenceTransformer(str(folder), device="cpu"), open_model(folder, **options)
+    for encode, inputs in (
+        (reference.encode, {}),
+        (reference.encode_query, {"task": "query"}),
+        (reference.encode_document, {"task": "document"}),
+    ):
+        expected = np.stack([encode(text) for text in NEIGHBOURS])
+        close(vectors(each(task, NEIGHBOURS, **inputs)), expected)
+        close(vectors(embed(task, NEIGHBOURS, **inputs)), expected)
+        close(vectors(embed(task, NEIGHBOURS[:1], **inputs)), expected[:1])
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_poolings(tmp_path: Path, include_prompt: bool) -> None:
+    first = backbone(tmp_path / "backbone")
+    for mode in (*MODES, ("cls", "max", "weightedmean")):
+        pooling = Pooling(SIZE, mode, include_prompt=include_prompt)
+        check(saved(tmp_path / str(mode), first, pooling, prompts=PROMPTS, default_prompt_name="passage"))
+
+
+def test_modules_after_pooling(tmp_path: Path) -> None:
+    norm = LayerNorm(SIZE)
+    nn.init.normal_(norm.norm.weight)
+    nn.init.normal_(norm.norm.bias)
+    residual = dense(nn.SiLU(), use_residual=True)
+    check(pooled(tmp_path / "folder", Dropout(0.5), norm, dense(nn.GELU(), SIZE, use_residual=True), residual))
+
+
+def test_dense_reads_and_writes_any_feature(tmp_path: Path) -> None:
+    first = backbone(tmp_path / "backbone")
+    tokens = dense(nn.ReLU(), SIZE, module_input_name="token_embeddings")
+    renamed = dense(nn.Identity(), SIZE, module_output_name="other")
+    back = dense(nn.Tanh(), 7, module_input_name="other", module_output_name="sentence_embedding")
+    check(saved(tmp_path / "folder", first, tokens, Pooling(SIZE), renamed, back, Normalize()))
+
+
+def test_an_activation_that_is_not_of_torch_is_refused_by_name(tmp_path: Path) -> None:
+    folder = pooled(tmp_path / "folder", dense(nn.Tanh()))
+    for name in ("torch.nn.modules.activation.GLU", "my.module.Tanh"):
+        path = folder / "2_Dense" / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "activation_function": name}))
+        with pytest.raises(ConchError, match=f"the activation '{name}'"):
+            open_model(folder)
+
+
+def test_an_activation_with_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match=r"PReLU', whose weights are learned"):
+        open_model(pooled(tmp_path / "folder", dense(nn.PReLU())))
+
+
+@pytest.mark.parametrize("layers", [True, False])
+def test_weighted_layers(tmp_path: Path, layers: bool) -> None:
+    first = backbone(tmp_path / "backbone", num_hidden_layers=4, output_hidden_states=layers)
+    weighted = WeightedLayerPooling(SIZE, num_hidden_layers=4, layer_start=2)
+    nn.init.uniform_(weighted.layer_weights, 0.5, 1.5)
+    check(saved(tmp_path / "folder", first, weighted, Pooling(SIZE)))
+
+
+def test_truncation_and_options(tmp_path: Path) -> None:
+    folder = pooled(tmp_path / "folder", dense(nn.Tanh(), 12), Normalize(), truncate_dim=5)
+    check(folder)
+    assert describe_task(Checkpoint.open(folder)).outputs[0].dims == (5,)
+    lengths = np.linalg.norm(vectors(embed(open_model(folder, normalize="true"), NEIGHBOURS)), axis=1)
+    close(lengths, np.ones(len(NEIGHBOURS)))
+
+
+def test_texts_are_lowercased_by_the_tokenizer(tmp_path: Path) -> None:
+    folder = pooled(tmp_path / "folder")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {**tokenizer["normalizer"], "lowercase": False}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "do_lower_case": False}))
+    path = folder / "sentence_bert_config.json"
+    path.write_text(json.dumps({"max_seq_length": 12, "do_lower_case": True}))
+    check(folder)
+
+
+def test_lengths_by_task(tmp_path: Path) -> None:
+    folder = pooled(tmp_path / "folder")
+    path = folder / "sentence_bert_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "query_length": 5, "document_length": 9}))
+    check(folder)
+
+
+def test_old_class_paths_and_configurations(tmp_path: Path) -> None:
+    folder = pooled(tmp_path / "folder", dense(nn.Tanh()), Normalize())
+    listed = json.loads((folder / "modules.json").read_text())
+    for module in listed:
+        module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
+    (folder / "modules.json").write_text(json.dumps(listed))
+    pooling = {"word_embedding_dimension": SIZE, "pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({**pooling, "pooling_mode_mean_tokens": False}))
+    weights = dense(nn.Tanh())
+    weights.linear = nn.Linear(2 * SIZE, 5)
+    weights.in_features = 2 * SIZE
+    weights.save(str(folder / "2_Dense"), safe_serialization=False)
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    (folder / "sentence_bert_config.json").rename(folder / "sentence_roberta_config.json")
+    (folder / "sentence_roberta_config.json").write_text(json.dumps({"max_seq_length": 20, "do_lower_case": False}))
+    check(folder)
+
+
+def test_an_unknown_prompt_lists_those_that_exist(tmp_path: Path) -> None:
+    task = open_model(pooled(tmp_path / "folder", prompts=PROMPTS))
+    with pytest.raises(ConchError, match="prompt_name is 'other'; the checkpoint has query, document, empty, passage"):
+        embed(task, ["the"], prompt_name="other")
+    with pytest.raises(ConchError, match="task is 'other'; the model has document, query"):
+        embed(task, ["the"], task="other")
+
+
+def test_a_named_prompt_replaces_that_of_the_task(tmp_path: Path) -> None:
+    folder = pooled(tmp_path / "folder", prompts=PROMPTS, default_prompt_name="passage")
+    reference, task = SentenceTransformer(str(folder), device="cpu"), open_model(folder)
+    for name in ("query", "passage", "empty"):
+        expected = reference.encode(list(NEIGHBOURS), prompt_name=name)
+        close(vectors(embed(task, NEIGHBOURS, prompt_name=name)), expected)
+        close(vectors(embed(task, NEIGHBOURS, prompt_name=name, task="document")), expected)
+
+
+def test_the_similarity_function_is_a_fact(tmp_path: Path) -> None:
+    folder = pooled(tmp_path / "folder", similarity_fn_name="manhattan")
+    assert open_model(folder).runtime_facts == {"similarity": "manhattan"}
+
+
+def test_a_default_prompt_that_is_missing_is_refused(tmp_path: Path) -> None:
+    folder = pooled(tmp_path / "folder")
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps({"default_prompt_name": "other"}))
+    with pytest.raises(ConchError, match="the default_prompt_name 'other'"):
+        open_model(folder)
