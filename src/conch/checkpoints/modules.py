@@ -156,7 +156,7 @@ class EmbeddingModel:
         if family not in (DENSE, SPARSE, MULTI_VECTOR):
             raise unsupported(f"'{checkpoint.source}' is a {family} of sentence-transformers, which embeds no text")
         legacy = _Legacy.read(checkpoint, settings) if family == MULTI_VECTOR else _Legacy()
-        reader = _Reader(checkpoint, legacy)
+        reader = _ModuleReader(checkpoint, legacy)
         listed = checkpoint.modules()
         if listed:
             modules = tuple(reader.module(entry.get("type"), entry.get("path")) for entry in listed)
@@ -333,7 +333,7 @@ def _expansion(length: int, attend: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _ModuleReader:
     """Reads the modules of a checkpoint; configurations lack the ``defaults`` of older multi-vector folders."""
 
     checkpoint: Checkpoint
