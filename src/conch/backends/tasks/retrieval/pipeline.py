@@ -19,6 +19,7 @@ from conch.backends.tasks.retrieval.outputs import COUNT, tensors_of, values_of
 from conch.backends.tasks.task import ExecutionWork, OpenEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.modules import NETWORKS, TOKENS, EmbeddingModel, Module, joined, predicts_tokens
+from conch.checkpoints.pooling import splade_settings
 from conch.checkpoints.steps import (
     IDS,
     LAYERS,
@@ -27,7 +28,6 @@ from conch.checkpoints.steps import (
     Steps,
     Vocabulary,
     includes_prompt,
-    splade_settings,
 )
 from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.open import open_tokenizer
