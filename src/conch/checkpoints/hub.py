@@ -40,6 +40,7 @@ SMALL_FILES: Final = (
     "*.bpe",
     "*.vocab",
     "README.md",
+    "artifact.metadata",
 )
 _WEIGHTS: Final = {
     # Further modules of sentence-transformers may be pickled even if the encoder is not.
@@ -224,7 +225,7 @@ def _first_line(error: BaseException) -> str:
 
 
 #: Files that identify a version directory as a checkpoint's own folder.
-_CHECKPOINT: Final = ("config.json", "conch.json")
+_CHECKPOINT: Final = ("config.json", "conch.json", "modules.json")
 _SWITCH: Final = "trust_remote_code"
 #: Parameters that name files or folders.
 _PATHS: Final = ("model", "cache_dir", "chat_template", "speculative_model", "lora_modules")

@@ -74,7 +74,8 @@ _RECOGNISED: Final = (
 
 #: The manifest of ``conch convert``; it takes precedence over the files above, which precede plain checkpoint files.
 _CONVERTED: Final = "conch.json"
-_CHECKPOINT: Final = ("model.json", "config.json")
+#: Files that make a version a checkpoint; models of sentence-transformers without a network have no config.json.
+_CHECKPOINT: Final = ("model.json", "config.json", "modules.json")
 #: Backends with model files that are programs.
 _PROGRAMS: Final = frozenset({"python", "pytorch"})
 _GGUF: Final = ".gguf"
@@ -152,7 +153,7 @@ def _backend_of(config: ModelConfig, artefacts: Collection[str]) -> str:
 def _refuse_downloaded(name: str, program: _Recognised, artefacts: Collection[str]) -> None:
     """Raise INVALID_ARG for a program beside a checkpoint: downloaded programs must not run without consent."""
     beside = next(
-        (artefact for artefact in sorted(artefacts) if artefact == "config.json" or artefact.endswith(_GGUF)), ""
+        (artefact for artefact in sorted(artefacts) if artefact in _CHECKPOINT[1:] or artefact.endswith(_GGUF)), ""
     )
     if beside:
         raise Problem(

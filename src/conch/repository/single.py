@@ -149,7 +149,7 @@ def _checkpoint(folder: Path) -> Path:
 
     Raises INVALID_ARG if there is none, with the likely kind of the folder.
     """
-    if (folder / "config.json").is_file():
+    if any((folder / name).is_file() for name in ("config.json", "modules.json")):
         return folder
     files = sorted(folder.glob("*.gguf"))
     if len(files) == 1:

@@ -100,6 +100,7 @@ def test_what_the_configuration_says_goes_before_the_files(
     ("text", "files", "backend"),
     [
         ("", ("config.json", "model.safetensors"), "huggingface"),
+        ("", ("modules.json", "model.safetensors"), "huggingface"),
         ("", ("model.json",), "huggingface"),
         ("", ("conch.json", "config.json", "model.onnx", "model.py"), "huggingface"),
         ("", ("model.py", "model.json"), "python"),
@@ -279,7 +280,7 @@ def test_what_a_model_runs_with_is_no_parameter_except_where_it_is_the_models_ow
 @pytest.mark.parametrize(
     ("program", "backend"), [("model.py", "python"), ("model.pt", "pytorch"), ("model.pt2", "pytorch")]
 )
-@pytest.mark.parametrize("file", ["config.json", "weights.gguf"])
+@pytest.mark.parametrize("file", ["config.json", "modules.json", "weights.gguf"])
 def test_program_beside_a_checkpoint_is_not_run_unasked(file: str, program: str, backend: str) -> None:
     with pytest.raises(Problem) as refused:
         completed("", program, file)

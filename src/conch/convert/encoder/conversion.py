@@ -13,7 +13,7 @@ from conch.backends.base.arrays import Array
 from conch.backends.tasks.engines import NetworkEngine, OnnxRuntimeEngine, open_engine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Contrasts, Manifest
-from conch.checkpoints.modules import EmbeddingModel
+from conch.checkpoints.modules import DENSE, NETWORKS, TOKENS, EmbeddingModel, predicts_tokens
 from conch.checkpoints.steps import Pooling
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import open_tokenizer, original_tokenizer
@@ -183,6 +183,30 @@ class EncoderOutputs:
     neighbours: Neighbours
 
 
+def convertible(checkpoint: Checkpoint) -> EmbeddingModel:
+    """Return the modules of a checkpoint that embeds texts.
+
+    Raises UNSUPPORTED, naming the reason, unless it is a dense model with a network in its own folder, from which the
+    modules read a vector per token.
+    """
+    model = EmbeddingModel.read(checkpoint)
+    paths = {tuple(map(id, path)): path for path in map(model.path_of, model.tasks)}
+    first = model.path_of(model.tasks[0])[0]
+    kinds = {module.kind for path in paths.values() for module in path}
+    problem = ""
+    if model.family != DENSE:
+        problem = f"it is a {model.family}"
+    elif first.kind not in NETWORKS or first.path or len(paths) > 1:
+        problem = (
+            "its modules are a Router" if len(paths) > 1 else f"its module '{first.kind}' has no network to export"
+        )
+    elif "WeightedLayerPooling" in kinds or first.target != TOKENS or predicts_tokens(first):
+        problem = "its modules read other outputs of the network than the vectors of its last layer"
+    if problem:
+        raise unsupported(f"'{checkpoint.source}' is not converted, as {problem}: serve the checkpoint itself")
+    return model
+
+
 def open_and_run(checkpoint: Checkpoint, head: str, device: str, arrays: Mapping[str, Array]) -> NetworkEngine:
     """Return the engine of a variant after its first run."""
     engine = open_engine(checkpoint, head=head, device=device)
@@ -202,6 +226,8 @@ class EncoderConversion(Conversion[NetworkEngine, EncoderOutputs]):
                 "variants are compared on texts, so a network for images is not converted: serve it directly"
             )
         self.head = head_of(checkpoint.task)
+        embeds = checkpoint.task in ("feature-extraction", "sentence-similarity")
+        embedding = convertible(checkpoint) if embeds else None
         self.engines, self.precisions = plan.engines, plan.precisions
         self.shapes = plan.shapes(checkpoint.max_length)
         truncating = replace(checkpoint, options=replace(checkpoint.options, truncation="truncate"))
@@ -224,8 +250,7 @@ class EncoderConversion(Conversion[NetworkEngine, EncoderOutputs]):
             checkpoint.labels or (),
             self.encoder.tokenizer.decode,
         )
-        embeds = checkpoint.task in ("feature-extraction", "sentence-similarity")
-        self.pool = Pooling(EmbeddingModel.read(checkpoint), checkpoint) if embeds else None
+        self.pool = Pooling(embedding, checkpoint) if embedding is not None else None
 
     @property
     def serving_engines(self) -> frozenset[str]:

@@ -35,7 +35,7 @@ from conch.repository.stores.urls import StoreUrl
 from conch.repository.versions import missing_version_warning, select_versions
 
 #: Files that identify the model in a version directory.
-_MODEL_FILES: Final = ("model.py", "model.json", "config.json", "conch.json", "model.onnx", "model.xml")
+_MODEL_FILES: Final = ("model.py", "model.json", "config.json", "conch.json", "modules.json", "model.onnx", "model.xml")
 #: A Triton configuration has at least one of these fields.
 _CONFIGURATION_FIELDS: Final = frozenset({"backend", "platform", "input", "output"})
 #: Keys that identify a checkpoint's config.json.

@@ -95,7 +95,7 @@ def check_repository(url: StoreUrl, files: Sequence[RemoteFile], models: Mapping
         raise invalid(
             f"model repository {url} is a model, not a repository of models: give {url.text.rpartition('/')[0]}"
         )
-    if "config.json" in loose or any(name.endswith(_WEIGHTS) for name in loose):
+    if loose & {"config.json", "modules.json"} or any(name.endswith(_WEIGHTS) for name in loose):
         whole = url.scheme == "hf" and not url.prefix
         revision = f" --revision={url.revision}" if url.revision else ""
         hint = f"serve it with 'conch serve {url.bucket}{revision}'" if whole else "give a directory of models"
