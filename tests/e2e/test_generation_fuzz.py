@@ -184,3 +184,33 @@ def test_whatever_is_asked_at_once_is_as_if_it_were_asked_alone(
     assert +wrong == Counter()
     ended = get(server.http, "/v2/models/llama/stats").json()["model_stats"][0]
     assert ended["generation"]["finished"]["error"] == 0
+
+
+#: A grammar with so many optional parts that too many may come next.
+_PARTS = [f"p{index}" for index in range(6000)]
+PARTS = "\n".join([f"start: {'? '.join(_PARTS)}?", *(f'{part}: "a" "b"' for part in _PARTS)])
+REFUSED: list[tuple[Body, str]] = [
+    ({"json": {"allOf": [{"anyOf": [{"const": 1}] * 3}] * 20}}, "schema too large"),
+    ({"json": {"type": "object", "minProperties": 3}}, "keyword 'minProperties' above 1 needs as many names in"),
+    ({"json": {"not": {"type": "null"}}}, "keyword 'not' is not supported in JSON schemas"),
+    ({"json": {"enum": []}}, "Unsatisfiable schema: anyOf is empty"),
+    ({"grammar": PARTS}, "its structure is too complex: too many of its parts can follow at one position"),
+    ({"regex": "(" * 70 + "a" + ")" * 70}, "is nested deeper than 64 levels"),
+]
+
+
+def test_structures_that_explode_are_refused_beside_streams_that_continue(server: ConchServer) -> None:
+    def stream(seed: int) -> int:
+        options = sampling(max_tokens=100, seed=seed, ignore_eos=True, temperature=1)
+        body = {"text_input": "How can", "stream": True, "return_num_output_tokens": True, **options}
+        reply = post(server.http, "/v2/models/llama/generate_stream", body)
+        events = [json.loads(event.removeprefix("data: ")) for event in reply.body.decode().split("\n\n") if event]
+        return sum(int(event["num_output_tokens"]) for event in events)
+
+    with ThreadPoolExecutor(16) as pool:
+        streams = [pool.submit(stream, seed) for seed in range(16)]
+        for structure, message in REFUSED:
+            body = {"text_input": "How can", **sampling(max_tokens=20, structured_outputs=structure)}
+            reply = post(server.http, "/v2/models/llama/generate", body)
+            assert (reply.status, message in reply.error) == (400, True), reply.error
+        assert [stream.result() for stream in streams] == [100] * 16

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from itertools import combinations, permutations
+from itertools import permutations
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -156,10 +156,7 @@ class _Rewriter:
             case "anyOf" | "allOf" | "prefixItems":
                 result[keyword] = [self._schema(branch) for branch in _list(keyword, value)]
             case "oneOf":
-                branches = [self._schema(branch) for branch in _list(keyword, value)]
-                types = self._types(node)
-                exclusive = all(self._disjoint(first, second, types) for first, second in combinations(value, 2))
-                others.append({"anyOf" if exclusive else "oneOf": branches})
+                others.append(self._one_of(_list(keyword, value), self._types(node)))
             case "items" if isinstance(value, list):  # until draft 2019-09
                 result["prefixItems"] = [self._schema(item) for item in value]
                 if "additionalItems" in node:
@@ -221,6 +218,35 @@ class _Rewriter:
             else:
                 raise invalid(f"keyword '$ref' refers to '{local[:80]}', which does not exist")
         return node
+
+    def _one_of(self, branches: list[Any], types: frozenset[str]) -> Any:
+        """Return the schema that replaces ``oneOf`` for values of these types."""
+        rewritten = []
+        for branch in branches:
+            parts = [self._schema(branch)]
+            for other in branches:
+                if other is not branch and not self._disjoint(branch, other, types):
+                    exclusion = self._exclusion(branch, other, types)
+                    if exclusion is None:
+                        return {"oneOf": [self._schema(branch) for branch in branches]}
+                    parts.append(exclusion)
+            rewritten.append({"allOf": parts} if len(parts) > 1 else parts[0])
+        return {"anyOf": rewritten}
+
+    def _exclusion(self, branch: Any, other: Any, types: frozenset[str]) -> Any:
+        """Return a schema of objects that are not valid for ``other``; None if ``branch`` cannot have it."""
+        branch, other = self._followed(branch), self._followed(other)
+        if types & self._types(branch) & self._types(other) != {"object"} or True in (branch, other):
+            return None
+        required = _entries(branch, "required")
+        for name in _entries(other, "required"):
+            if name not in required:
+                return {"properties": {name: False}}
+        if other.get("additionalProperties") is False and not other.get("patternProperties"):
+            for name in _object("properties", branch.get("properties", {})):
+                if name not in _object("properties", other.get("properties", {})):
+                    return {"required": [name]}
+        return None
 
     def _names(self, value: Any) -> list[Any]:
         """Return the schemas that replace ``propertyNames`` of an object."""

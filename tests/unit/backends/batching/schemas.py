@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from decimal import Decimal
 from fractions import Fraction
@@ -97,5 +98,8 @@ def fault(validator: Any, text: bytes) -> str:
         return f"{text!r} is no JSON: {error}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # classes with [ in a pattern
-        worst = jsonschema.exceptions.best_match(validator.iter_errors(value))
+        try:
+            worst = jsonschema.exceptions.best_match(validator.iter_errors(value))
+        except re.error:
+            return ""  # a pattern that is valid in ECMAScript but not in Python
     return "" if worst is None else f"{text!r}: {worst.message}"

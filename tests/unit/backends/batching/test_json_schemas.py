@@ -90,6 +90,13 @@ KEYWORDS: dict[str, Any] = {
         "$defs": {"leaf": {"type": "object", "properties": {"kind": {"const": "leaf"}}, "required": ["kind"]}},
     },
     "one of keys": {"oneOf": [{**OBJECT, "properties": {k: NULL}, "required": [k]} for k in "abc"]},
+    "one of requirements": {
+        "type": "object",
+        "properties": {"a": NULL, "b": NULL, "c": NULL},
+        "oneOf": [{"required": ["a"]}, {"required": ["b", "c"]}, {"required": ["c", "d"]}],
+        "additionalProperties": False,
+    },
+    "one of closed": {"oneOf": [{**OBJECT, "properties": {name: INTEGER}} for name in "abc"]},
     "any and one of": {"anyOf": [{"type": "string"}, INTEGER], "oneOf": [{"type": "string"}, NULL]},
     "all of": {
         "allOf": [

@@ -22,7 +22,9 @@ from conch.checkpoints.tokenizers.fast import FastTokenizer
 from conch.checkpoints.tokenizers.tokenizer import SpecialTokens
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
-from conch.core.sampling.structures import Structure
+from conch.core.sampling.structures import Structure, structure_of
+from tests.unit.backends.batching import schemas
+from tests.unit.backends.batching.test_generated_schemas import Maker
 from tests.unit.backends.engines.driving import finished, finished_by_id, tokens
 from tests.unit.backends.engines.transformers_models import opened, spec, write
 
@@ -218,6 +220,43 @@ def test_structure_that_becomes_too_complex_ends_its_request_alone(engine: Gener
     assert error.message == f"the structured output cannot be continued: {TOO_COMPLEX}"
     assert 20 < len(tokens(done[0])) < 60
     assert len(tokens(done[1])) == 60
+
+
+@pytest.mark.parametrize("streams", [0, 16])
+@pytest.mark.parametrize(
+    "seeds", [range(2000, 2012), pytest.param(range(3000, 3300), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_completions_of_generated_schemas_are_valid(
+    seeds: range, streams: int, engine: GenerationEngine, tokenizer: Any
+) -> None:
+    """Alone, one after the other, and together beside streams."""
+    closing = {tokenizer.encode(text)[0]: 6.0 for text in '"}]'}
+    documents = {seed: Maker(seed).document() for seed in seeds}
+    requests = []
+    for seed, schema in documents.items():
+        try:
+            structure = structure_of("json", schema, "response_format")
+            compiled = engine.compile(structure)
+        except ConchError:
+            continue
+        sampling = SamplingParams(max_tokens=120, seed=seed, structured_outputs=structure, logit_bias=closing)
+        requests.append(EngineRequest(seed, [5, 6], sampling, 0, compiled))
+    running = [
+        EngineRequest(index, [5, index], SamplingParams(max_tokens=120, min_tokens=120)) for index in range(streams)
+    ]
+    done = {}
+    for group in [[*running, *requests]] if streams else [[request] for request in requests]:
+        done.update(finished_by_id(engine, *group))
+    assert all(len(tokens(done[request.id])) == 120 for request in running)
+    stopped = 0
+    for request in requests:
+        last = done[request.id][-1]
+        assert last.error is None
+        if last.finish == "stop":
+            stopped += 1
+            text = tokenizer.decode(tokens(done[request.id]), skip_special_tokens=True)
+            assert not schemas.fault(schemas.judge(documents[request.id]), text.encode())
+    assert stopped > 0.3 * len(seeds)
 
 
 def test_one_compiled_structure_serves_several_sequences(engine: GenerationEngine, tokenizer: Any) -> None:
