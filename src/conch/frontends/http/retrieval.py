@@ -35,7 +35,7 @@ _REQUEST_ID: Final = b"x-request-id"
 #: Encodes responses.
 _ENCODING: Final = BackgroundTasks(dialects.refuse)
 #: The kinds of models that TEI serves, which ``/`` and ``/info`` are about.
-_TEI_KINDS: Final = (Kind.DENSE, Kind.RANKER, Kind.CLASSIFIER)
+_TEI_KINDS: Final = (Kind.DENSE, Kind.SPARSE, Kind.MULTI_VECTOR, Kind.RANKER, Kind.CLASSIFIER)
 
 
 class RetrievalResponder(RequestsResponder):

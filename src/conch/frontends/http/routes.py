@@ -384,12 +384,14 @@ _RETRIEVAL: Final = {
     r"/tokenize": "vllm_tokenize",
     r"/detokenize": "vllm_detokenize",
     r"/embed": "tei_embed",
+    r"/embed_sparse": "tei_embed_sparse",
+    r"/embed_all": "tei_embed_all",
     r"/predict": "tei_predict",
     r"/similarity": "tei_similarity",
     r"/decode": "tei_decode",
 }
 #: The routes below a model, all of TEI.
-_BELOW_MODELS: Final = ("embed", "rerank", "predict", "similarity", "tokenize", "decode")
+_BELOW_MODELS: Final = ("embed", "embed_sparse", "embed_all", "rerank", "predict", "similarity", "tokenize", "decode")
 _MODEL: Final = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
 
 

@@ -42,10 +42,12 @@ ENDPOINTS: Final[Mapping[str, RetrievalEndpoint]] = {
     "cohere_rerank_v2": RetrievalEndpoint(COHERE, (Kind.RANKER,), cohere.read_rerank_v2),
     "vllm_score": RetrievalEndpoint(OPENAI, (Kind.RANKER, Kind.DENSE), vllm.read_score),
     "vllm_classify": RetrievalEndpoint(OPENAI, (Kind.CLASSIFIER,), vllm.read_classify),
-    "vllm_pooling": RetrievalEndpoint(OPENAI, (Kind.DENSE, Kind.CLASSIFIER), vllm.read_pooling),
+    "vllm_pooling": RetrievalEndpoint(OPENAI, (Kind.DENSE, Kind.MULTI_VECTOR, Kind.CLASSIFIER), vllm.read_pooling),
     "vllm_tokenize": RetrievalEndpoint(OPENAI, (Kind.TOKENIZER,), vllm.read_tokenize),
     "vllm_detokenize": RetrievalEndpoint(OPENAI, (Kind.TOKENIZER,), vllm.read_detokenize),
     "tei_embed": RetrievalEndpoint(TEI, (Kind.DENSE,), tei.read_embed),
+    "tei_embed_sparse": RetrievalEndpoint(TEI, (Kind.SPARSE,), tei.read_embed_sparse),
+    "tei_embed_all": RetrievalEndpoint(TEI, (Kind.MULTI_VECTOR,), tei.read_embed_all),
     "tei_rerank": RetrievalEndpoint(TEI, (Kind.RANKER,), tei.read_rerank),
     "tei_predict": RetrievalEndpoint(TEI, (Kind.CLASSIFIER,), tei.read_predict),
     "tei_similarity": RetrievalEndpoint(TEI, (Kind.DENSE,), tei.read_similarity),
@@ -59,7 +61,8 @@ _OTHERS: Final = {"cohere_rerank": ("texts", "tei_rerank"), "vllm_tokenize": ("i
 #: The classes of plans, which offloading processes return.
 PLANS: Final[tuple[type[RetrievalPlan], ...]] = (
     openai.EmbeddingsPlan, cohere.CohereEmbedPlan, cohere.RankingPlan, vllm.ScoresPlan, vllm.ClassesPlan,
-    vllm.PoolingPlan, vllm.TokensPlan, vllm.DetokenizePlan, tei.EmbedPlan, tei.RerankPlan, tei.PredictPlan,
+    vllm.PoolingPlan, vllm.TokensPlan, vllm.DetokenizePlan, tei.EmbedPlan, tei.SparsePlan,
+    tei.EmbedAllPlan, tei.RerankPlan, tei.PredictPlan,
     tei.SimilarityPlan, tei.TokenizePlan, tei.DecodePlan,
 )  # fmt: skip
 

@@ -14,6 +14,12 @@ PAIR: Final = "text_pair"
 SCORE: Final = "score"
 LABEL: Final = "label"
 LOGITS: Final = "logits"
+#: Sparse vectors: ascending indices, padded with -1, and their values.
+INDICES: Final = "sparse_indices"
+VALUES: Final = "sparse_values"
+#: Multi-vectors: the vectors of each text, padded to the longest one, and their number.
+VECTORS: Final = "token_embeddings"
+VECTOR_COUNT: Final = "num_vectors"
 #: The output with the tokens of each row, as JSON.
 TOKENS: Final = "tokens"
 #: The output with the number of tokens of each row.
@@ -24,6 +30,8 @@ class Kind(Enum):
     """What a model computes from texts; the value completes the sentence "the model … "."""
 
     DENSE = "embeds texts"
+    SPARSE = "embeds texts as sparse vectors"
+    MULTI_VECTOR = "embeds texts as several vectors each"
     RANKER = "scores pairs of texts"
     CLASSIFIER = "classifies texts"
     TOKENIZER = "shows the tokens of texts"
@@ -37,8 +45,13 @@ def kinds(signature: ModelSignature) -> list[Kind]:
 
 
 def _main_kind(signature: ModelSignature) -> list[Kind]:
-    if embeds(signature):
-        return [Kind.DENSE]
+    embedders = {
+        Kind.DENSE: embeds(signature),
+        Kind.SPARSE: {INDICES, VALUES} <= signature.outputs.keys(),
+        Kind.MULTI_VECTOR: {VECTORS, VECTOR_COUNT} <= signature.outputs.keys(),
+    }
+    if any(embedders.values()):  # several, if one pass gives several kinds of vectors
+        return [kind for kind, present in embedders.items() if present and PROMPT in signature.inputs]
     if _is_score(signature) and LABEL not in signature.outputs and PAIR in signature.inputs:
         return [Kind.RANKER]
     if PROMPT in signature.inputs and LABEL in signature.outputs and SCORE in signature.outputs:
@@ -55,12 +68,11 @@ def _is_score(signature: ModelSignature) -> bool:
 
 #: The routes of each kind, in the API of TEI and in the others.
 TEI_ROUTES: Final = {
-    Kind.DENSE: "/embed", Kind.RANKER: "/rerank", Kind.CLASSIFIER: "/predict",
-    Kind.TOKENIZER: "/tokenize", Kind.GENERATOR: "/v1/chat/completions",
+    Kind.DENSE: "/embed", Kind.SPARSE: "/embed_sparse", Kind.MULTI_VECTOR: "/embed_all", Kind.RANKER: "/rerank",
+    Kind.CLASSIFIER: "/predict", Kind.TOKENIZER: "/tokenize", Kind.GENERATOR: "/v1/chat/completions",
 }  # fmt: skip
 ROUTES: Final = {
-    Kind.DENSE: "/v1/embeddings", Kind.RANKER: "/rerank", Kind.CLASSIFIER: "/classify",
-    Kind.TOKENIZER: "/tokenize", Kind.GENERATOR: "/v1/chat/completions",
+    **TEI_ROUTES, Kind.DENSE: "/v1/embeddings", Kind.MULTI_VECTOR: "/pooling", Kind.CLASSIFIER: "/classify",
 }  # fmt: skip
 
 

@@ -62,6 +62,10 @@ class Results:
         """Return an output of numbers row by row, as flat arrays whose size may differ between requests."""
         return [row for part in self._by_part(name) for row in part]
 
+    def last_dimension(self, name: str) -> int:
+        """Return the last dimension of an output."""
+        return _tensor(self._parts[0], name).shape[-1]
+
     def texts(self, name: str) -> list[list[str]]:
         """Return the elements of a BYTES output, row by row."""
         listed: list[list[str]] = []

@@ -27,11 +27,23 @@ from conch.wire.retrieval.inputs import (
     read_texts_or_tokens,
     text_inputs,
 )
-from conch.wire.retrieval.models import LABEL, PAIR, SCORE, TOKENS, Kind, kinds, vector_output
+from conch.wire.retrieval.models import (
+    INDICES,
+    LABEL,
+    PAIR,
+    SCORE,
+    TOKENS,
+    VALUES,
+    VECTOR_COUNT,
+    VECTORS,
+    Kind,
+    kinds,
+    vector_output,
+)
 from conch.wire.retrieval.openai import check_dimensions
 from conch.wire.retrieval.plans import DecodedRequest, Results, RetrievalPlan, document
 from conch.wire.retrieval.vectors import normalized, shortened
-from conch.wire.retrieval.vllm import cosines
+from conch.wire.retrieval.vllm import cosines, multi_vectors
 
 #: The input that selects how a classifier or reranker converts logits to scores.
 FUNCTION: Final = "function_to_apply"
@@ -89,6 +101,55 @@ def read_embed(fields: Fields, signature: ModelSignature) -> DecodedRequest:
         rows=rows, outputs=(output,), parameters=options.parameters, dimensions=dimensions, normalize=normalize
     )
     return DecodedRequest(plan, inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparsePlan(RetrievalPlan):
+    """The elements of sparse vectors that are not zero, by ascending index."""
+
+    def body(self, model: str, results: Results) -> bytes:
+        rows = zip(results.ragged(INDICES), results.ragged(VALUES), strict=True)
+        return document(
+            [
+                [
+                    {"index": index, "value": value}
+                    for index, value in zip(indices.tolist(), values.tolist(), strict=True)
+                    if index >= 0
+                ]
+                for indices, values in rows
+            ]
+        )
+
+
+def read_embed_sparse(fields: Fields, signature: ModelSignature) -> DecodedRequest:
+    """Read a request to ``/embed_sparse``."""
+    inputs, rows, options = _read_inputs(fields, signature, INDICES)
+    return DecodedRequest(SparsePlan(rows=rows, outputs=(INDICES, VALUES), parameters=options.parameters), inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedAllPlan(RetrievalPlan):
+    """The vectors of each text."""
+
+    def body(self, model: str, results: Results) -> bytes:
+        return document(multi_vectors(results))
+
+
+def read_embed_all(fields: Fields, signature: ModelSignature) -> DecodedRequest:
+    """Read a request to ``/embed_all``."""
+    inputs, rows, options = _read_inputs(fields, signature, VECTORS)
+    return DecodedRequest(
+        EmbedAllPlan(rows=rows, outputs=(VECTORS, VECTOR_COUNT), parameters=options.parameters), inputs
+    )
+
+
+def _read_inputs(
+    fields: Fields, signature: ModelSignature, output: str
+) -> tuple[list[dict[str, WireTensor]], list[int], Options]:
+    texts = read_texts_or_tokens(fields, "inputs")
+    options = _read_options(fields)
+    fields.finish()
+    return *text_inputs(signature, texts, options, output=output), options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +349,13 @@ def read_decode(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     return DecodedRequest(DecodePlan(rows=rows, outputs=(TOKENS,), parameters={"skip_special_tokens": skip}), inputs)
 
 
-_MODEL_TYPES: Final = {Kind.DENSE: "embedding", Kind.RANKER: "reranker", Kind.CLASSIFIER: "classifier"}
+_MODEL_TYPES: Final = {
+    Kind.DENSE: "embedding",
+    Kind.SPARSE: "embedding",
+    Kind.MULTI_VECTOR: "embedding",
+    Kind.RANKER: "reranker",
+    Kind.CLASSIFIER: "classifier",
+}
 
 
 def info_body(signature: ModelSignature, facts: Mapping[str, str], version: str = __version__) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from time import time
 from typing import Any
@@ -21,7 +22,17 @@ from conch.wire.retrieval.inputs import (
     read_texts_or_tokens,
     text_inputs,
 )
-from conch.wire.retrieval.models import LABEL, LOGITS, SCORE, TOKENS, Kind, kinds, vector_output
+from conch.wire.retrieval.models import (
+    LABEL,
+    LOGITS,
+    SCORE,
+    TOKENS,
+    VECTOR_COUNT,
+    VECTORS,
+    Kind,
+    kinds,
+    vector_output,
+)
 from conch.wire.retrieval.openai import check_dimensions, read_options, truncated, usage
 from conch.wire.retrieval.plans import Array, DecodedRequest, Results, RetrievalPlan, document, new_id
 from conch.wire.retrieval.vectors import base64, normalized, shortened
@@ -114,6 +125,14 @@ def by_class(results: Results) -> Array:
     return scores
 
 
+def multi_vectors(results: Results) -> list[Array]:
+    """Return the vectors of each text, FP32 ``[vectors, size]`` without padding."""
+    counts = results.numbers(VECTOR_COUNT)[:, 0]
+    size = results.last_dimension(VECTORS)
+    rows = zip(results.ragged(VECTORS), counts, strict=True)
+    return [row.reshape(-1, size)[: int(count)] for row, count in rows]
+
+
 def read_classify(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read a request to ``/classify``."""
     texts = read_texts(fields, "input")
@@ -127,13 +146,16 @@ def read_classify(fields: Fields, signature: ModelSignature) -> DecodedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingPlan(RetrievalPlan):
-    """The output of the model for each text: its vector, or the scores of its classes."""
+    """The output of the model for each text: its vector or vectors, or the scores of its classes."""
 
     base64: bool
     dimensions: int
 
     def body(self, model: str, results: Results) -> bytes:
-        if LOGITS in self.outputs:
+        rows: Iterable[Array]
+        if VECTORS in self.outputs:
+            rows = multi_vectors(results)
+        elif LOGITS in self.outputs:
             rows = by_class(results)
         else:
             rows = shortened(results.numbers(self.outputs[0]), self.dimensions)
@@ -148,9 +170,19 @@ def read_pooling(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read a request to ``/pooling``; ``task`` may name what the model does anyway."""
     texts = read_texts_or_tokens(fields, "input")
     task = fields.text("task")
-    own = "embed" if Kind.DENSE in kinds(signature) else "classify"
-    if task not in (None, own):
-        raise wrong("task", task, f"{own}: the model has no other")
+    tasks = {
+        name: outputs
+        for kind, name, outputs in (
+            (Kind.DENSE, "embed", (vector_output(signature),)),
+            (Kind.MULTI_VECTOR, "token_embed", (VECTORS, VECTOR_COUNT)),
+            (Kind.CLASSIFIER, "classify", (LABEL, SCORE, LOGITS)),
+        )
+        if kind in kinds(signature)
+    }
+    if task is None:
+        task = next(iter(tasks))
+    elif task not in tasks:
+        raise wrong("task", task, f"one of {', '.join(tasks)}")
     form = fields.take("encoding_format")
     if form not in (None, "float", "base64"):
         raise wrong("encoding_format", form, "float or base64")
@@ -158,13 +190,11 @@ def read_pooling(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     options = read_options(fields)
     fields.ignore(*IGNORED)
     fields.finish()
-    if own == "embed":
+    if task == "embed":
         check_dimensions(signature, dimensions, "dimensions")
-        outputs: tuple[str, ...] = (vector_output(signature),)
-    else:
-        if dimensions:
-            raise ApiError("'dimensions' does not apply to a classifier", "dimensions")
-        outputs = (LABEL, SCORE, LOGITS)
+    elif dimensions:
+        raise ApiError(f"'dimensions' does not apply to the task {task}", "dimensions")
+    outputs = tasks[task]
     inputs, rows = text_inputs(signature, texts, options, output=outputs[0])
     plan = PoolingPlan(
         rows=rows, outputs=counted(signature, *outputs), parameters=options.parameters, base64=form == "base64",

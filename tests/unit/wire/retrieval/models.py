@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from conch.core.inference import ModelSignature, TensorSpec
-from conch.core.tensors import WireTensor, pack_bytes, split_bytes
+from conch.core.tensors import NATIVE_FORMAT, WireTensor, pack_bytes, split_bytes
 from conch.wire.openai.reading import read_body
 from conch.wire.retrieval.endpoints import decode
 from conch.wire.retrieval.plans import DecodedRequest, Results
 
+_DATATYPES = {"num_input_tokens": "UINT32", "num_vectors": "UINT32", "sparse_indices": "INT64"}
 _TEXT = TensorSpec("text_input", "BYTES", (1,))
 _PAIR = TensorSpec("text_pair", "BYTES", (1,))
 _COUNT = TensorSpec("num_input_tokens", "UINT32", (1,))
@@ -33,6 +34,10 @@ EMBEDDER = signature(
 )
 #: Without prompts, token ids and counts.
 PLAIN_EMBEDDER = signature([_TEXT], [TensorSpec("embedding", "FP32", (8,))])
+SPARSE = signature([_TEXT], [TensorSpec("sparse_indices", "INT64", (-1,)), TensorSpec("sparse_values", "FP32", (-1,))])
+MULTI_VECTOR = signature(
+    [_TEXT], [TensorSpec("token_embeddings", "FP32", (-1, 2)), TensorSpec("num_vectors", "UINT32", (1,))]
+)
 RANKER = signature([_TEXT, _PAIR, optional("function_to_apply")], [TensorSpec("score", "FP32", (1,)), _COUNT])
 CLASSIFIER = signature(
     [_TEXT, optional("text_pair"), optional("top_k", "INT32"), optional("function_to_apply")],
@@ -60,8 +65,8 @@ def body(request: DecodedRequest, **outputs: Any) -> Any:
             if array.dtype.kind == "U":
                 data, datatype = pack_bytes([text.encode() for text in array.ravel().tolist()]), "BYTES"
             else:
-                datatype = "UINT32" if name == "num_input_tokens" else "FP32"
-                data = array.astype("<u4" if datatype == "UINT32" else "<f4").tobytes()
+                datatype = _DATATYPES.get(name, "FP32")
+                data = array.astype(NATIVE_FORMAT[datatype]).tobytes()
             part.append(WireTensor(name, datatype, array.shape, data))
         parts.append(part)
         start += rows

@@ -10,7 +10,17 @@ import pytest
 
 from conch.core.errors import Code, ConchError
 from conch.wire.openai.reading import ApiError
-from tests.unit.wire.retrieval.models import EMBEDDER, PLAIN_EMBEDDER, RANKER, body, decoded, signature, texts
+from tests.unit.wire.retrieval.models import (
+    EMBEDDER,
+    MULTI_VECTOR,
+    PLAIN_EMBEDDER,
+    RANKER,
+    SPARSE,
+    body,
+    decoded,
+    signature,
+    texts,
+)
 
 VECTORS = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 TEXTS = [f"text {index}" for index in range(6)]
@@ -222,3 +232,19 @@ def test_similarities_are_cosines_with_the_first_text() -> None:
     unit = VECTORS / np.linalg.norm(VECTORS, axis=1, keepdims=True)
     assert np.allclose(answer, unit[1:3] @ unit[0], atol=1e-6)
     assert refusal("tei_similarity", inputs={"source_sentence": "a"}).param == "inputs.sentences"
+
+
+def test_sparse_vectors_are_indices_with_values_without_padding() -> None:
+    request = decoded("tei_embed_sparse", SPARSE, inputs=["a", "b"])
+    answer = body(request, sparse_indices=[[3, 9], [5, -1]], sparse_values=[[0.5, 1], [2, 0]])
+    assert answer == [[{"index": 3, "value": 0.5}, {"index": 9, "value": 1}], [{"index": 5, "value": 2}]]
+    error = refusal("tei_embed_sparse", PLAIN_EMBEDDER, inputs="a")
+    assert error.code is Code.UNSUPPORTED and error.message.endswith("use /embed")
+
+
+@pytest.mark.parametrize("endpoint", ["tei_embed_all", "vllm_pooling"])
+def test_each_text_has_as_many_vectors_as_the_model_gives(endpoint: str) -> None:
+    request = decoded(endpoint, MULTI_VECTOR, **{"inputs" if "tei" in endpoint else "input": ["a", "b"]})
+    answer = body(request, token_embeddings=[[[1, 2], [3, 4]], [[5, 6], [0, 0]]], num_vectors=[[2], [1]])
+    vectors = answer if "tei" in endpoint else [item["data"] for item in answer["data"]]
+    assert vectors == [[[1, 2], [3, 4]], [[5, 6]]]
