@@ -74,8 +74,8 @@ BACKENDS: Final[dict[str, Backend]] = {
         "conch.backends.huggingface:PARAMETERS",
         shared=True,
         prepares=True,
-        on_request=frozenset({"logits", "num_input_tokens"}),
-        request_parameters=RequestParameters(),
+        on_request=frozenset({"logits", "num_input_tokens", "tokens"}),
+        request_parameters=RequestParameters(frozenset({"truncation", "add_special_tokens", "skip_special_tokens"})),
         by_row=True,
     ),
     "vllm": Backend(

@@ -21,6 +21,7 @@ from conch.backends.base.backend_base import TRANSFORMERS, BatchBackend, quiet_l
 from conch.backends.tasks.causal import torch_class
 from conch.backends.tasks.engines import PRECISIONS, NetworkEngine, choose, open_engine
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription, complete_config
+from conch.backends.tasks.tokens import TextPreparation, TokenizedRequest, with_tokens
 from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import ConchError, invalid
 from conch.machine.facts import openmp, usable_cores
@@ -76,11 +77,13 @@ class HuggingFaceBackend(BatchBackend):
         quiet_libraries()
         self._checkpoint = checkpoint
         self._task: Task
+        self._texts: TextPreparation
         self._waiting = PreparedRequests()
         self._prepare_ns = 0
 
     def complete(self) -> str:
-        return json.dumps(complete_config(self.config, describe_task(self._checkpoint)))
+        task = with_tokens(self._checkpoint, describe_task(self._checkpoint))
+        return json.dumps(complete_config(self.config, task))
 
     def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
         """Return the modules that ``load`` imports for ``instance``, and the environment variables to set before."""
@@ -105,6 +108,7 @@ class HuggingFaceBackend(BatchBackend):
         os.environ.update(self._variables(instance))
         opener = EngineOpener(checkpoint, instance)
         self._task = make_task(checkpoint, opener)
+        self._texts = TextPreparation(checkpoint, self._task)
         self.text_limit = checkpoint.options.text_limit(checkpoint.max_length)
         self.warn_of(opener.warning)
         self.runtime_facts = opener.runtime_facts
@@ -145,16 +149,27 @@ class HuggingFaceBackend(BatchBackend):
         ready = [self._waiting.take(request) or self._prepared(request) for request in requests]
         spent, self._prepare_ns = self._prepare_ns, 0
         work = ExecutionWork(prepare_ns=spent, waited_ns=monotonic_ns() - begin)
-        batch = [entry for entry in ready if isinstance(entry, PreparedRequest)]
+        batch = [entry for entry in ready if not isinstance(entry, ConchError | TokenizedRequest)]
         self.before_computing()
-        outcomes = iter(self._task.execute(batch, work) if batch else ())
-        results = [entry if isinstance(entry, ConchError) else next(outcomes) for entry in ready]
+        outcomes = self._task.execute(batch, work) if batch else []
+        for entry, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Result):
+                self._texts.count(entry, outcome)
+        computed = iter(outcomes)
+        results = [
+            entry
+            if isinstance(entry, ConchError)
+            else entry.result
+            if isinstance(entry, TokenizedRequest)
+            else next(computed)
+            for entry in ready
+        ]
         return results, vars(work)
 
     def _prepared(self, request: Request) -> PreparedRequest | ConchError:
         begin = monotonic_ns()
         try:
-            return self._task.prepare(request)
+            return self._texts.prepare(request)
         except BaseException as error:  # includes Rust panics; the rest of the batch still runs
             return failure(error)
         finally:

@@ -33,6 +33,11 @@ class PreparedRequest:
         self.length = length
         self.sequence_count = sequence_count
 
+    @property
+    def token_counts(self) -> list[int] | None:
+        """The number of tokens of each row, None for inputs other than texts."""
+        return None
+
 
 @dataclass
 class ExecutionWork:

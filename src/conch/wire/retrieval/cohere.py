@@ -92,7 +92,7 @@ def _embed(fields: Fields, signature: ModelSignature, version: str) -> DecodedRe
     if side is not None and side not in SIDES:
         raise wrong("truncate", side, "NONE, START or END")
     length = fields.integer("max_tokens", 1, 2**31 - 1)
-    options = replace(options, truncation=SIDES[side or "END"], max_length=length)
+    options = replace(options, truncation=SIDES[side] if side else None, max_length=length)
     fields.ignore("priority")
     fields.finish()
     output = vector_output(signature)

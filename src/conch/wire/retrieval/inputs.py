@@ -178,6 +178,8 @@ def text_inputs(
             tensors = {TOKEN_IDS: _token_tensor(signature, chunk)}
         else:
             tensors = {PROMPT: _texts_tensor(signature, PROMPT, chunk)}
+        for name in _required(signature) - tensors.keys():  # ignored with token ids, and by a tokenizer
+            tensors[name] = _texts_tensor(signature, name, [""] * len(chunk))
         if pairs is not None:
             tensors[PAIR] = _texts_tensor(signature, PAIR, pairs[part])
         for name, value in ((PROMPT_NAME, options.prompt_name), (TASK, options.task)):
@@ -186,6 +188,11 @@ def text_inputs(
         inputs.append(tensors)
         rows.append(len(chunk))
     return inputs, rows
+
+
+def _required(signature: ModelSignature) -> set[str]:
+    """Return the names of the inputs that every request must have."""
+    return {name for name, spec in signature.inputs.items() if not spec.optional and spec.datatype == "BYTES"}
 
 
 def _takes(signature: ModelSignature, name: str, options: Options) -> bool:

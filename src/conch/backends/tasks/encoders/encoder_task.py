@@ -215,6 +215,12 @@ class EncodedRequest(PreparedRequest):
         self.truncated = truncated
         self.state = state
 
+    @property
+    def token_counts(self) -> list[int]:
+        lengths = [len(sequence.ids) for sequence in self.sequences]
+        per_row = len(lengths) // self.request.rows
+        return [sum(lengths[start : start + per_row]) for start in range(0, len(lengths), per_row)]
+
 
 class EncoderNetwork(ABC):
     """A network that reads token ids, with its tokenizer.

@@ -1,0 +1,100 @@
+"""Token ids in place of texts, the tokens of texts, and their number, for every task that reads texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conch.backends.base.arrays import Request, Result, Strings
+from conch.backends.tasks.task import ExecutionWork, Task
+from conch.backends.tasks.tokens import TextPreparation, TokenizedRequest
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.core.errors import ConchError
+from tests import text_checkpoints
+from tests.text_checkpoints import request, strings
+
+TEXTS = ["how can you be sure", "the bus"]
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranker")
+    return text_checkpoints.write(folder, "AutoModelForSequenceClassification", num_labels=1)
+
+
+@pytest.fixture(scope="module")
+def task(ranker: Path) -> Task:
+    return text_checkpoints.open_task(ranker, "text-ranking")
+
+
+@pytest.fixture
+def texts(ranker: Path, task: Task) -> TextPreparation:
+    return TextPreparation(Checkpoint.open(ranker, Options.from_values({"task": "text-ranking"})), task)
+
+
+def run(texts: TextPreparation, task: Task, asked: Request) -> Result:
+    prepared = texts.prepare(asked)
+    if isinstance(prepared, TokenizedRequest):
+        return prepared.result
+    [result] = task.execute([prepared], ExecutionWork())
+    assert isinstance(result, Result)
+    texts.count(prepared, result)
+    return result
+
+
+def documents(result: Result) -> list[dict[str, Any]]:
+    tokens = result.outputs["tokens"]
+    assert isinstance(tokens, Strings)
+    return [json.loads(row) for (row,) in strings(tokens)]
+
+
+def ids_of(texts: TextPreparation, task: Task, rows: list[str]) -> list[list[int]]:
+    asked = request("tokens", text_input=[[text] for text in rows])
+    return [row["ids"] for row in documents(run(texts, task, asked))]
+
+
+def test_tokens_of_both_texts_of_a_pair_are_counted(texts: TextPreparation, task: Task) -> None:
+    asked = request("score", "num_input_tokens", text_input=[[text] for text in TEXTS], text_pair=[["it"], ["it"]])
+    result = run(texts, task, asked)
+    second = len(ids_of(texts, task, ["it"])[0]) - 1  # a pair has one [CLS]
+    counts = [[len(ids) + second] for ids in ids_of(texts, task, TEXTS)]
+    assert np.array(result.outputs["num_input_tokens"]).tolist() == counts
+    assert "num_input_tokens" not in run(texts, task, request("score", text_input=[["a"]], text_pair=[["b"]])).outputs
+
+
+def test_ids_are_scored_as_their_text(texts: TextPreparation, task: Task) -> None:
+    rows = ids_of(texts, task, TEXTS)
+    ids = np.full((2, max(map(len, rows))), -1, np.int32)
+    for row, own in zip(ids, rows, strict=True):
+        row[: len(own)] = own
+    pairs = {"text_pair": [["it"], ["it"]]}
+    given = run(texts, task, request("score", text_input=[[""], [""]], token_ids=ids, **pairs))
+    expected = run(texts, task, request("score", text_input=[[text] for text in TEXTS], **pairs))
+    assert np.array_equal(given.outputs["score"], expected.outputs["score"])
+    asked = request("tokens", text_input=[[""], [""]], token_ids=ids)
+    assert [row["decoded"] for row in documents(run(texts, task, asked))] == TEXTS
+
+
+@pytest.mark.parametrize("ids", [[[10**6]], [[-1]], [[-5]]])
+def test_ids_that_the_vocabulary_does_not_have_are_refused(texts: TextPreparation, ids: list[list[int]]) -> None:
+    with pytest.raises(ConchError, match="token_ids"):
+        texts.prepare(request("score", text_input=[[""]], text_pair=[["a"]], token_ids=np.array(ids, np.int32)))
+
+
+def test_long_text_is_refused_if_the_request_says_so(texts: TextPreparation, task: Task) -> None:
+    asked = request("score", text_input=[["the bus " * 500]], text_pair=[["it"]])
+    assert run(texts, task, asked).parameters["truncated"] == 1
+    for parameters, message in (
+        ({"truncation": "refuse"}, "more tokens than"),
+        ({"truncation": "left"}, "on the right"),
+    ):
+        asked.parameters = parameters
+        with pytest.raises(ConchError, match=message):
+            texts.prepare(asked)
+    asked.parameters = {"truncation": "right"}
+    assert run(texts, task, asked).parameters["truncated"] == 1
