@@ -57,6 +57,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     embedder = text_checkpoints.write(models / "embedder" / "1", "AutoModel")
     prompts = {"prompts": {"query": "how ", "document": "the "}, "default_prompt_name": None}
     (embedder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    modules = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling")]
+    (embedder / "modules.json").write_text(
+        json.dumps(
+            [
+                {"idx": int(name), "name": name, "path": path, "type": f"sentence_transformers.models.{kind}"}
+                for name, path, kind in modules
+            ]
+        )
+    )
+    (embedder / "1_Pooling").mkdir()
+    size = text_checkpoints.SIZES["hidden_size"]
+    pooling = {"word_embedding_dimension": size, "pooling_mode_mean_tokens": True}
+    (embedder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     text_checkpoints.write(models / "ranker" / "1", "AutoModelForSequenceClassification", num_labels=1)
     labels = {0: "bad", 1: "good", 2: "odd"}
     text_checkpoints.write(models / "classifier" / "1", "AutoModelForSequenceClassification", id2label=labels)
@@ -118,8 +131,11 @@ def test_token_ids_are_embedded_as_their_text(site: Site, vectors: Any) -> None:
 
 def test_named_prompt_is_put_before_each_text(site: Site) -> None:
     expected = site.outputs("embedder", "embedding", text_input=[f"how {text}" for text in TEXTS])
-    answer = site.ask("/v1/embeddings", model="embedder", input=TEXTS, prompt_name="query")
-    assert np.allclose([item["embedding"] for item in answer["data"]], expected, rtol=1e-5, atol=1e-6)
+    for chosen in ({"prompt_name": "query"}, {"input_type": "query"}, {"task": "retrieval.query"}, {"prompt": "how "}):
+        answer = site.ask("/v1/embeddings", model="embedder", input=TEXTS, **chosen)
+        assert np.allclose([item["embedding"] for item in answer["data"]], expected, rtol=1e-5, atol=1e-6)
+    answer = site.ask("/v2/embed", model="embedder", texts=TEXTS, input_type="search_query")
+    assert np.allclose(answer["embeddings"]["float"], expected, rtol=1e-5, atol=1e-6)
     status, answer = site.refused("/embed", inputs="a", prompt_name="nobody")
     assert status == 413 and "query" in answer["error"] and answer["error_type"] == "Validation"
 
@@ -173,7 +189,11 @@ def test_tokens_have_their_places_in_the_text(site: Site) -> None:
 
 def test_long_text_is_truncated_or_refused_as_the_request_says(site: Site) -> None:
     assert len(site.ask("/embed", inputs=LONG)) == 1
-    assert len(site.ask("/embed", inputs=LONG, truncate=True)) == 1
+    begin, end = (
+        site.ask("/embed", inputs=LONG, truncate=True, truncation_direction=side) for side in ("Right", "Left")
+    )
+    assert np.allclose(begin, site.ask("/embed", inputs=LONG), atol=1e-6)
+    assert not np.allclose(begin, end, atol=1e-3)
     status, answer = site.refused("/embed", inputs=LONG, truncate=False)
     assert (status, answer["error_type"]) == (413, "Validation")
     assert site.refused("/v2/embed", model="embedder", texts=[LONG], truncate="NONE")[0] == 400

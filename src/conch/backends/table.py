@@ -75,7 +75,18 @@ BACKENDS: Final[dict[str, Backend]] = {
         shared=True,
         prepares=True,
         on_request=frozenset({"logits", "num_input_tokens", "tokens"}),
-        request_parameters=RequestParameters(frozenset({"truncation", "add_special_tokens", "skip_special_tokens"})),
+        request_parameters=RequestParameters(
+            frozenset(
+                {
+                    "prompt",
+                    "truncation",
+                    "max_length",
+                    "max_pair_tokens",
+                    "add_special_tokens",
+                    "skip_special_tokens",
+                }
+            )
+        ),
         by_row=True,
     ),
     "vllm": Backend(

@@ -20,7 +20,16 @@ import numpy as np
 from conch.checkpoints.tokenizers import stream
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.stream import bytes_of
-from conch.checkpoints.tokenizers.tokenizer import CHUNK, Ids, SpecialTokens, TextTokenizer, Tokens, Truncation, refused
+from conch.checkpoints.tokenizers.tokenizer import (
+    CHUNK,
+    Ids,
+    Side,
+    SpecialTokens,
+    TextTokenizer,
+    Tokens,
+    Truncation,
+    refused,
+)
 from conch.core.errors import one_line, unsupported
 
 #: Texts around a token that is decoded, so that it is never the first or last token.
@@ -180,7 +189,7 @@ class FastTokenizer(TextTokenizer):
         template: ChatTemplate,
         *,
         types: bool = True,
-        side: str = "right",
+        side: Side = "right",
         clean_up: bool = False,
     ) -> None:
         fast.no_truncation()
@@ -202,19 +211,27 @@ class FastTokenizer(TextTokenizer):
         return ids
 
     def encode_texts(
-        self, texts: Sequence[str], limit: int, *, types: bool = False, offsets: bool = False, name: str = "the text"
+        self,
+        texts: Sequence[str],
+        limit: int,
+        *,
+        types: bool = False,
+        offsets: bool = False,
+        name: str = "the text",
+        side: Side | None = None,
     ) -> Iterator[Tokens]:
+        side = side or self.side
         types = types and self._types_of_one_text
         for start in range(0, len(texts), CHUNK):
             chunk = texts[start : start + CHUNK]
             for text, whole in zip(chunk, self._encodings(chunk, name, offsets=offsets), strict=True):
                 length = len(whole)
-                encoding = whole if length <= limit else self._shortened(text, limit)
+                encoding = whole if length <= limit else self._shortened(text, limit, side)
                 type_ids = np.array(encoding.type_ids, np.int64) if types else None
                 tokens = Tokens(np.array(encoding.ids, np.int64), type_ids, length)
                 if offsets:
                     tokens.special = encoding.special_tokens_mask
-                    tokens.offsets = truncated_offsets(whole, tokens.special, self.side)
+                    tokens.offsets = truncated_offsets(whole, tokens.special, side)
                 yield tokens
 
     def encode_pairs(
@@ -226,18 +243,22 @@ class FastTokenizer(TextTokenizer):
         types: bool = False,
         truncation: Truncation = "longest",
         names: tuple[str, str] = ("the text", "the text"),
+        side: Side | None = None,
     ) -> Iterator[Tokens]:
+        side = side or self.side
         special = self.special_token_count(pair=True)
         room = limit - special
-        ones, twos = (self._parts(texts, name, limit) for texts, name in zip((firsts, seconds), names, strict=True))
+        ones, twos = (
+            self._parts(texts, name, limit, side) for texts, name in zip((firsts, seconds), names, strict=True)
+        )
         for first_text, second_text in zip(firsts, seconds, strict=True):
             (first, first_length), (second, second_length) = ones[first_text], twos[second_text]
             length = special + first_length + second_length
             kept = truncated_lengths(first_length, second_length, room, truncation)
             if kept is not None:
                 first_length, second_length = kept
-                first = shortened(self.fast, first, first_length, self.side)
-                second = shortened(self.fast, second, second_length, self.side)
+                first = shortened(self.fast, first, first_length, side)
+                second = shortened(self.fast, second, second_length, side)
             both = self.fast.post_process(first, second)
             yield Tokens(np.array(both.ids, np.int64), self._pair_types(both, first_length) if types else None, length)
 
@@ -273,13 +294,13 @@ class FastTokenizer(TextTokenizer):
             raise refused(error, name) from None
         return encodings
 
-    def _shortened(self, text: str, limit: int) -> Any:
-        """Encode a text truncated to ``limit`` tokens, including its special tokens."""
+    def _shortened(self, text: str, limit: int, side: Side) -> Any:
+        """Encode a text truncated to ``limit`` tokens on ``side``, including its special tokens."""
         [encoding] = self.fast.encode_batch([text], add_special_tokens=False)
-        cut(encoding, limit - self.special_token_count(pair=False), self.side)
+        cut(encoding, limit - self.special_token_count(pair=False), side)
         return self.fast.post_process(encoding)
 
-    def _parts(self, texts: Sequence[str], name: str, room: int) -> dict[str, tuple[Any, int]]:
+    def _parts(self, texts: Sequence[str], name: str, room: int, side: Side) -> dict[str, tuple[Any, int]]:
         """Encode each distinct text without special tokens, truncated to ``room`` tokens, with its original length."""
         distinct = list(dict.fromkeys(texts))
         parts: dict[str, tuple[Any, int]] = {}
@@ -287,7 +308,7 @@ class FastTokenizer(TextTokenizer):
             chunk = distinct[start : start + CHUNK]
             for text, encoding in zip(chunk, self._encodings(chunk, name, special_tokens=False), strict=True):
                 parts[text] = encoding, len(encoding)
-                cut(encoding, room, self.side)
+                cut(encoding, room, side)
         return parts
 
     def _pair_types(self, both: Any, first: int) -> Ids:

@@ -5,30 +5,45 @@ Used by encoder tasks, on the thread that receives a request, and by ``conch con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.open import TYPES, open_tokenizer
-from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, Truncation
+from conch.checkpoints.tokenizers.tokenizer import Side, TextTokenizer, Tokens, Truncation
 from conch.core.errors import ConchError, invalid
+
+#: Request parameters, and the value of ``truncation`` that refuses long texts.
+TRUNCATION: Final = "truncation"
+MAX_LENGTH: Final = "max_length"
+REFUSE: Final = "refuse"
 
 
 class InputEncoder:
     """Encodes texts with ``tokenizer`` for a network that accepts at most ``max_length`` tokens.
 
     ``types`` is true if the network gets token types. Longer texts are rejected if ``refuse`` is true, otherwise
-    truncated. Raises INVALID_ARG for a ``max_length`` that leaves no tokens for text.
+    truncated on ``side`` (None: the tokenizer's). Raises INVALID_ARG for a ``max_length`` that leaves no tokens for
+    text.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, max_length: int, *, types: bool = True, refuse: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        max_length: int,
+        *,
+        types: bool = True,
+        refuse: bool = False,
+        side: Side | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.types = types
         self.pad_id = tokenizer.special.pad_id or 0
         self._refuse = refuse
+        self._side = side
         self.room()
 
     def encode(
@@ -50,11 +65,13 @@ class InputEncoder:
         first, second = f"input '{names[0]}'", f"input '{names[1]}'"
         limit = self.max_length
         if pairs is None:
-            encoded = self.tokenizer.encode_texts(texts, limit, types=self.types, offsets=offsets, name=first)
+            encoded = self.tokenizer.encode_texts(
+                texts, limit, types=self.types, offsets=offsets, name=first, side=self._side
+            )
         else:
             self.room(pair=True)
             encoded = self.tokenizer.encode_pairs(
-                texts, pairs, limit, types=self.types, truncation=truncation, names=(first, second)
+                texts, pairs, limit, types=self.types, truncation=truncation, names=(first, second), side=self._side
             )
         items: list[Tokens] = []
         cut: set[int] = set()
@@ -96,6 +113,28 @@ class InputEncoder:
     def limited(self, max_length: int) -> InputEncoder:
         """Return an encoder of the same tokenizer with another maximum length."""
         return InputEncoder(self.tokenizer, max_length, types=self.types, refuse=self._refuse)
+
+    def requested(self, parameters: Mapping[str, Any]) -> InputEncoder:
+        """Return an encoder for a request with these parameters.
+
+        ``truncation`` is ``left``, ``right`` or ``refuse``; ``max_length`` lowers the maximum. Raises INVALID_ARG for
+        other values, and for a ``max_length`` that leaves no tokens for text.
+        """
+        truncation, length = parameters.get(TRUNCATION), parameters.get(MAX_LENGTH)
+        if truncation is None and length is None:
+            return self
+        if truncation not in (None, "left", "right", REFUSE):
+            raise invalid(f"parameter '{TRUNCATION}' is '{truncation}'; it must be left, right or {REFUSE}")
+        if length is not None and (type(length) is not int or length < 1):
+            raise invalid(f"parameter '{MAX_LENGTH}' is '{length}'; it must be a whole number of 1 or more")
+        side: Any = None if truncation == REFUSE else truncation
+        return InputEncoder(
+            self.tokenizer,
+            min(length or self.max_length, self.max_length),
+            types=self.types,
+            refuse=truncation == REFUSE if truncation else self._refuse,
+            side=side or self._side,
+        )
 
     def room(self, *, pair: bool = False) -> int:
         """Return the maximum number of tokens of a text or pair, excluding special tokens.

@@ -23,6 +23,7 @@ from conch.checkpoints.tokenizers.fast import FastTokenizer
 from conch.checkpoints.tokenizers.stream import TextStream, open_stream
 from conch.checkpoints.tokenizers.tokenizer import (
     ROLES,
+    Side,
     SpecialTokens,
     TextTokenizer,
     Tokens,
@@ -32,7 +33,7 @@ from conch.checkpoints.tokenizers.tokenizer import (
     refused,
     texts_by_role,
 )
-from conch.core.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, invalid, one_line, unsupported
 from conch.machine import extras
 
 #: Token types in GGUF.
@@ -258,8 +259,16 @@ class SlowTokenizer(TextTokenizer):
         return ids
 
     def encode_texts(
-        self, texts: Sequence[str], limit: int, *, types: bool = False, offsets: bool = False, name: str = "the text"
+        self,
+        texts: Sequence[str],
+        limit: int,
+        *,
+        types: bool = False,
+        offsets: bool = False,
+        name: str = "the text",
+        side: Side | None = None,
     ) -> Iterator[Tokens]:
+        self._check_side(side)
         for text in texts:
             yield self._tokens(name, text, None, limit, types, "longest")
 
@@ -272,7 +281,9 @@ class SlowTokenizer(TextTokenizer):
         types: bool = False,
         truncation: Truncation = "longest",
         names: tuple[str, str] = ("the text", "the text"),
+        side: Side | None = None,
     ) -> Iterator[Tokens]:
+        self._check_side(side)
         for first, second in zip(firsts, seconds, strict=True):
             yield self._tokens(names[0], first, second, limit, types, truncation)
 
@@ -302,6 +313,11 @@ class SlowTokenizer(TextTokenizer):
 
     def stream(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
         return open_stream(None, lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens), after)
+
+    def _check_side(self, side: Side | None) -> None:
+        """Raise UNSUPPORTED for the other side than the tokenizer's own, which threads share."""
+        if side not in (None, self._slow.truncation_side):
+            raise unsupported(f"this tokenizer truncates texts on the {self._slow.truncation_side} only")
 
     def _tokens(
         self, name: str, text: str, pair: str | None, limit: int, types: bool, truncation: Truncation

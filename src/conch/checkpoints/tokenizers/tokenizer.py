@@ -137,6 +137,8 @@ def _content(token: Any) -> str:
 CHUNK: Final = 1024
 #: Which text of a pair is truncated: the longer one, or the first.
 Truncation = Literal["longest", "first"]
+#: The side on which a text is cut off.
+Side = Literal["left", "right"]
 #: INT64 ``[length]``.
 Ids = npt.NDArray[np.int64]
 
@@ -183,9 +185,19 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def encode_texts(
-        self, texts: Sequence[str], limit: int, *, types: bool = False, offsets: bool = False, name: str = "the text"
+        self,
+        texts: Sequence[str],
+        limit: int,
+        *,
+        types: bool = False,
+        offsets: bool = False,
+        name: str = "the text",
+        side: Side | None = None,
     ) -> Iterator[Tokens]:
-        """Encode each text with special tokens, truncated to ``limit`` tokens. Raises INVALID_ARG, naming ``name``."""
+        """Encode each text with special tokens, truncated to ``limit`` tokens on ``side`` (None: the tokenizer's own).
+
+        Raises INVALID_ARG, naming ``name``.
+        """
 
     @abstractmethod
     def encode_pairs(
@@ -197,6 +209,7 @@ class TextTokenizer(ABC):
         types: bool = False,
         truncation: Truncation = "longest",
         names: tuple[str, str] = ("the text", "the text"),
+        side: Side | None = None,
     ) -> Iterator[Tokens]:
         """Encode each pair with special tokens, truncated to ``limit`` tokens.
 

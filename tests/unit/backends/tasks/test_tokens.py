@@ -96,5 +96,47 @@ def test_long_text_is_refused_if_the_request_says_so(texts: TextPreparation, tas
         asked.parameters = parameters
         with pytest.raises(ConchError, match=message):
             texts.prepare(asked)
-    asked.parameters = {"truncation": "right"}
+    asked.parameters = {"max_pair_tokens": 3}
+    with pytest.raises(ConchError, match="second text to 3"):
+        texts.prepare(asked)
+    asked.parameters = {"truncation": "right", "max_pair_tokens": 4096}
     assert run(texts, task, asked).parameters["truncated"] == 1
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    folder = text_checkpoints.write(tmp_path_factory.mktemp("embedder"), "AutoModel")
+    return text_checkpoints.open_task(folder, "feature-extraction")
+
+
+def embedded(task: Task, text: str, **parameters: Any) -> Any:
+    asked = request("embedding", text_input=[[text]])
+    asked.parameters = parameters
+    [result] = task.execute([task.prepare(asked)], ExecutionWork())
+    assert isinstance(result, Result)
+    return result.outputs["embedding"]
+
+
+WORDS = ["how", "can", "you", "be", "sure", "that", "it", "is", "open"]
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", WORDS[-3:]), ("right", WORDS[:3])])
+def test_text_is_truncated_on_the_side_and_to_the_length_of_the_request(
+    embedder: Task, side: str, kept: list[str]
+) -> None:
+    tokenizer: Any = embedder.pipelines[0].encoder.tokenizer  # type: ignore[attr-defined]
+    length = len(tokenizer.encode(" ".join(kept)))
+    given = embedded(embedder, " ".join(WORDS), truncation=side, max_length=length)
+    assert np.allclose(given, embedded(embedder, " ".join(kept)), atol=1e-6)
+
+
+def test_prompt_of_the_request_is_put_before_the_text(embedder: Task) -> None:
+    assert np.array_equal(embedded(embedder, "it is", prompt="how can "), embedded(embedder, "how can it is"))
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"truncation": "up"}, {"max_length": 0}, {"max_length": "3"}, {"max_length": 2}]
+)
+def test_bad_parameter_is_refused(embedder: Task, parameters: dict[str, Any]) -> None:
+    with pytest.raises(ConchError, match=r"truncation|max_length"):
+        embedded(embedder, "it is", **parameters)

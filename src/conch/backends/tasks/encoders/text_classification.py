@@ -46,6 +46,7 @@ class TextClassification(EncoderTask):
     """Returns the ``top_k`` labels of each row (default: all); the checkpoint selects softmax or sigmoid."""
 
     head = "AutoModelForSequenceClassification"
+    truncates_on_request = True
 
     def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
         super().__init__(checkpoint, open_engine)
@@ -75,7 +76,7 @@ class TextClassification(EncoderTask):
         pairs = texts_of(request, "text_pair") if request.has("text_pair") else None
         k = self.option(request, "top_k", self.options.top_k or None)
         state = None if k is None else checked_top_k(k, 2**31), self.function(request)
-        sequences, truncated = self.encoder.encode(texts, pairs)
+        sequences, truncated = self.encoder.requested(request.parameters).encode(texts, pairs)
         return EncodedRequest(request, sequences, truncated, state)
 
     def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:

@@ -21,10 +21,14 @@ from conch.core.inference import TensorSpec
 
 _PROMPT: str = "prompt_name"
 _TASK: str = "task"
+#: The request parameter that replaces the prompt.
+PROMPT: str = "prompt"
 
 
 class Embedding(Task):
     """Embeds texts; texts of different tasks may go through different modules, which then run separately."""
+
+    truncates_on_request = True
 
     def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
         self.model = EmbeddingModel.read(checkpoint)
@@ -65,7 +69,9 @@ class Embedding(Task):
         texts = texts_of(request, TEXT.name)
         task = self._option(request, _TASK)
         self.model.path_of(task)  # rejects an unknown task
-        prompt = self.model.prompts.text(self._option(request, _PROMPT), task)
+        prompt = request.parameters.get(PROMPT)
+        if type(prompt) is not str:
+            prompt = self.model.prompts.text(self._option(request, _PROMPT), task)
         return self._pipelines[task].prepare(request, texts, prompt, task)
 
     def _option(self, request: Request, name: str) -> Any:

@@ -141,7 +141,7 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
         texts = [prompt + text for text in texts] if prompt else texts
         if self._lower:
             texts = [text.lower() for text in texts]
-        encoder = self._encoders.get(task, self._encoders[None])
+        encoder = self._encoders.get(task, self._encoders[None]).requested(request.parameters)
         sequences, truncated = encoder.encode(texts)
         if task == "query" and self._expansion:
             sequences = [self._expanded(tokens) for tokens in sequences]
