@@ -163,7 +163,7 @@ class InFlightBatcher(GenerationEngine):
         rows = sum(len(entry.chunks) for entry in scheduled)
         scheduled += self._schedule_prompts(rows, progress)
         seconds = 0.0
-        for adapter, group in _by_adapter(scheduled):
+        for adapter, group in _by_adapter(scheduled) if self.adapters else [("", scheduled)]:
             # A beam search of an earlier group may have preempted sequences of this one.
             group = [entry for entry in group if entry.sequence.slots]
             if group:

@@ -92,6 +92,8 @@ def generator(seed: int | None) -> np.random.Generator:
 
 def sample(rows: Sequence[SequenceState], logits: Logits) -> list[Progress]:
     """Choose a token for each row and append it to its ``tokens``; overwrites ``logits`` ``[rows, vocabulary]``."""
+    if all(row.is_greedy for row in rows):
+        return accept(rows, logits.argmax(axis=1).tolist())
     counts = [row.sampling.logprobs for row in rows]
     raw = [None if count is None else scores.copy() for count, scores in zip(counts, logits, strict=True)]
     restrict(logits, [row.matcher for row in rows])
@@ -260,9 +262,9 @@ def _invert(weights: Logits, number: float) -> tuple[int, float]:
 
     Also returns the position within that weight, which is again uniform from 0 to 1. Never returns a weight of zero.
     """
-    totals = np.cumsum(weights, dtype=np.float64)
+    totals = weights.cumsum(dtype=np.float64)
     point = min(number * totals[-1], np.nextafter(totals[-1], 0))
-    index = int(np.searchsorted(totals, point, side="right"))
+    index = int(totals.searchsorted(point, side="right"))
     return index, max(0.0, 1 - float(totals[index] - point) / float(weights[index]))
 
 
