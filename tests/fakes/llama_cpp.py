@@ -17,7 +17,7 @@ CONTEXT = 512
 SEQUENCES = 64
 
 llama_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-llama_adapter_lora_p_ctypes = ctypes.c_void_p
+llama_adapter_lora_p_ctypes = ctypes.POINTER(ctypes.c_void_p)
 _log: list[Any] = []
 _adapters: dict[int, int] = {}
 
@@ -150,18 +150,22 @@ def llama_free(context: Context) -> None:
     context.freed = True
 
 
-def llama_adapter_lora_init(model: Model, path: bytes) -> int | None:
+def llama_adapter_lora_init(model: Model, path: bytes) -> Any:
     text = Path(path.decode()).read_text()
     if not text.isdigit():
         _log[0](4, b"llama_adapter_lora_init_impl: lora tensor 'a' has unexpected suffix\n", None)
-        return None
+        return llama_adapter_lora_p_ctypes()
     _adapters[len(_adapters) + 1] = int(text)
-    return len(_adapters)
+    return ctypes.cast(len(_adapters), llama_adapter_lora_p_ctypes)
 
 
 def llama_set_adapters_lora(context: Context, adapters: Any, count: int, scales: Any) -> int:
-    context.shift = sum(round(scales[index]) * _adapters[adapters[index]] for index in range(count))
+    context.shift = sum(round(scales[index]) * _adapters[_address(adapters[index])] for index in range(count))
     return 0
+
+
+def _address(pointer: Any) -> int:
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
 def llama_decode(context: Context, batch: llama_batch) -> int:
@@ -188,7 +192,8 @@ def llama_get_logits(context: Context) -> Any:
 
 
 def llama_memory_seq_cp(context: Context, source: int, target: int, begin: int, end: int) -> None:
-    context.memory[target] = context.memory[source][begin:end]
+    assert (begin, end) == (-1, -1), "slots with memory of their own copy all of it"
+    context.memory[target] = list(context.memory[source])
 
 
 def llama_memory_seq_rm(context: Context, slot: int, begin: int, end: int) -> bool:

@@ -144,6 +144,13 @@ def test_limits_are_those_of_the_file_the_library_and_the_parameters(tmp_path: P
     assert refusal(tmp_path, max_sequences=65).message == most
 
 
+def test_each_sequence_has_a_cache_of_its_own_if_results_must_not_depend_on_others(tmp_path: Path) -> None:
+    decoder = LlamaDecoder(spec(tmp_path, cache_tokens=2048, max_sequences=5, batch_invariant=True))
+    assert (decoder.slots, decoder.context, decoder.blocks * decoder.block_tokens) == (5, 409, 5 * 512)
+    parameters = llama_cpp.contexts[-1].parameters
+    assert (parameters.n_seq_max, parameters.n_ctx, parameters.kv_unified) == (5, 5 * 512, False)
+
+
 def test_slots_of_a_recurrent_model_are_the_sequences_of_the_batch(tmp_path: Path) -> None:
     decoder = LlamaDecoder(spec(tmp_path, "recurrent", max_sequences=3))
     assert not decoder.rewinds

@@ -2,6 +2,9 @@
 
 llama.cpp assigns cells of the cache to tokens, and a cell may belong to several sequences. The block tables of the
 batcher therefore only count: sequences never need more cells than their blocks have.
+
+The order in which attention adds up tokens follows from their cells. If results must not depend on other sequences,
+each slot has a part of the cache of its own, which it fills from the start.
 """
 
 from __future__ import annotations
@@ -55,12 +58,16 @@ class LlamaDecoder(Decoder):
         most = int(module.llama_max_parallel_sequences())
         if sequences > most:
             raise invalid(f"parameter 'max_num_seqs' is {sequences}; llama.cpp has at most {most} sequences")
-        # Every slot of a recurrent model has memory of its own; those of others only share the cache.
-        self.slots = most if self.rewinds else sequences
+        self._separate = spec.batch_invariant
+        # Every slot of a recurrent model has memory of its own, too; those of others only share the cache.
+        self.slots = most if self.rewinds and not self._separate else sequences
         context = spec.context or int(module.llama_model_n_ctx_train(self._model))
         recurrent = bool(module.llama_model_is_recurrent(self._model))
         self.token_bytes = 0 if recurrent else _token_bytes(spec, arguments)
         cells = sequences * context if recurrent else _cells(spec, self.token_bytes, sequences, context)
+        if self._separate:
+            context = min(context, cells // sequences)
+            cells = sequences * -(-context // _CELLS) * _CELLS
         self.batched_tokens = max(spec.max_batched_tokens or BATCHED, sequences)
         self._context = _open_context(self._llama, self._model, spec, arguments, cells, self.batched_tokens, self.slots)
         self._memory = module.llama_get_memory(self._context)
@@ -89,7 +96,8 @@ class LlamaDecoder(Decoder):
         return logits
 
     def share(self, source: int, target: int, tokens: int, copied: tuple[int, int] | None) -> None:
-        self._llama.module.llama_memory_seq_cp(self._memory, source, target, 0, tokens)
+        self._llama.module.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        self.truncate(target, tokens)
 
     def truncate(self, slot: int, tokens: int) -> None:
         if not self._llama.module.llama_memory_seq_rm(self._memory, slot, tokens, -1):
@@ -208,9 +216,9 @@ def _open_context(
     parameters.flash_attn_type = arguments.flash_attn
     parameters.type_k, parameters.type_v = CACHE_TYPES[arguments.type_k][0], CACHE_TYPES[arguments.type_v][0]
     parameters.offload_kqv = parameters.op_offload = spec.device == "cuda"
-    # Sequences of one cache may have any length and share cells; layers with a sliding window keep all tokens, so that
-    # sequences can be shortened and shared.
-    parameters.kv_unified = parameters.swa_full = True
+    # Sequences of a unified cache may have any length and share cells; layers with a sliding window keep all tokens, so
+    # that sequences can be shortened and shared.
+    parameters.kv_unified, parameters.swa_full = not spec.batch_invariant, True
     what = f"engine 'llamacpp' cannot serve {spec.source}"
     return llama.checked(what, lambda: module.llama_init_from_model(model, parameters))
 

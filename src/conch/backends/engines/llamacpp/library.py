@@ -103,7 +103,7 @@ class LlamaLibrary:
         self.module.llama_backend_init()
 
     def checked(self, what: str, call: Callable[[], Returned | None]) -> Returned:
-        """Return the result of ``call``; raises INVALID_ARG with llama.cpp's reason if it is None or llama.cpp aborts.
+        """Return the result of ``call``; raises INVALID_ARG with llama.cpp's reason if it is null or llama.cpp aborts.
 
         ``what`` begins the message. The call runs in a thread of its own: llama.cpp ends the process after a failed
         assertion, unless the thread never continues.
@@ -125,7 +125,7 @@ class LlamaLibrary:
             raise invalid(f"{what}: {result.message}") from result
         if isinstance(result, BaseException):
             raise result
-        if result is None:
+        if not result:  # None, or a null pointer
             raise invalid(f"{what}: {self.reason()}")
         return result
 
