@@ -36,7 +36,7 @@ from conch.core.sampling.parameters import SamplingParams
 TYPES: Final = (
     "F32", "F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "MXFP4", "TQ1_0", "TQ2_0", *ENCODERS,
 )  # fmt: skip
-ENGINES: Final = ("openvino", "transformers")
+ENGINES: Final = ("llamacpp", "openvino", "transformers")
 PROMPTS: Final = (
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",

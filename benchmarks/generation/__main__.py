@@ -1,7 +1,7 @@
 """Compares conch with other servers for text generation (SmolLM2-135M-Instruct), in one interleaved run.
 
     python -m benchmarks.generation [--rounds 3] [--seconds 15] [--only PART ...] [--peers NAME ...]
-                                    [--conch gguf folder PATH ...] [--engine NAME] [--quick] [--json FILE]
+                                    [--conch gguf gguf:llamacpp folder PATH ...] [--engine NAME] [--quick] [--json FILE]
 
 All servers are started, and all except the measured one are stopped (SIGSTOP); they are measured in turns, in rotating
 order. Tables have medians over the rounds, and the smallest and largest ratio within a round. Quote ratios only, from
@@ -111,7 +111,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(USUAL), metavar="NAME", help=", ".join(PEERS))
     parser.add_argument(
-        "--conch", nargs="*", default=list(CHECKPOINTS), metavar="CHECKPOINT", help="gguf, folder, or the path of one"
+        "--conch",
+        nargs="*",
+        default=list(CHECKPOINTS),
+        metavar="CHECKPOINT[:ENGINE]",
+        help="gguf, folder, or the path of one; with an engine: gguf:llamacpp",
     )
     parser.add_argument("--engine", default="auto", help="of conch; what it chooses itself by default")
     parser.add_argument("--quick", action="store_true", help="see that everything works; the figures mean nothing")

@@ -16,6 +16,7 @@ from benchmarks.generation import weights
 from benchmarks.generation.client import Target
 from benchmarks.peers import environment, llama, tutorial
 from benchmarks.peers.servers import LlamaServer, TransformersServer, VllmServer
+from conch.checkpoints.options import TEXT_ENGINES
 from tests.oracle import OracleUnavailable, TritonServer
 from tests.servers import ConchServer
 
@@ -77,7 +78,7 @@ class Column:
 @contextlib.contextmanager
 def start(conch: Sequence[str], engine: str, peers: Sequence[str], home: Path) -> Iterator[list[Column]]:
     """Start all servers, ready and stopped, with repositories and logs below ``home``; ``conch`` names checkpoints
-    (of ``CHECKPOINTS``, or paths)."""
+    (of ``CHECKPOINTS``, or paths), with ``:NAME`` for another engine than ``engine``."""
     with contextlib.ExitStack() as running:
         columns: list[Column] = []
 
@@ -87,18 +88,19 @@ def start(conch: Sequence[str], engine: str, peers: Sequence[str], home: Path) -
             column.stop()
             columns.append(column)
 
-        for name in conch:
+        for model in conch:
             number = len(columns)
+            name, chosen = _with_engine(model, engine)
             checkpoint = CHECKPOINTS[name]() if name in CHECKPOINTS else Path(name).resolve()
-            write(home / f"conch-{number}", checkpoint, engine)
+            write(home / f"conch-{number}", checkpoint, chosen)
             log = home / f"conch-{number}.log"
             variables = {"VLLM_CPU_KVCACHE_SPACE": str(VLLM_CACHE)}
             server = _entered(running, ConchServer(home / f"conch-{number}", log=log, env=variables), log)
             weights_of = WEIGHTS.get(name, str(checkpoint))
-            about = f"{weights_of}, {'its own choice of engine' if engine == 'auto' else engine}"
+            about = f"{weights_of}, {'its own choice of engine' if chosen == 'auto' else chosen}"
             target = Target(server.http, "conch", MODEL)
-            label = f"conch {Path(name).name}"
-            add(Column(label, about, target, server.process.pid, ours=True, checkpoint=checkpoint, engine=engine))
+            label = f"conch {Path(model).name}"
+            add(Column(label, about, target, server.process.pid, ours=True, checkpoint=checkpoint, engine=chosen))
         for name in peers:
             log = home / f"{name}.log"
             try:
@@ -111,6 +113,12 @@ def start(conch: Sequence[str], engine: str, peers: Sequence[str], home: Path) -
             target = Target(server.http, dialect, model or str(weights.folder()))
             add(Column(name, PEERS[name], target, server.process.pid))
         yield columns
+
+
+def _with_engine(model: str, default: str) -> tuple[str, str]:
+    """Return the checkpoint and the engine of ``CHECKPOINT[:ENGINE]``."""
+    name, _, engine = model.rpartition(":")
+    return (name, engine) if name and engine in TEXT_ENGINES else (model, default)
 
 
 #: For each peer, its dialect and the name of its model (empty: the folder's path).

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -168,9 +169,10 @@ def test_direct_and_offline_are_programs_too(folder: Path) -> None:
 @pytest.mark.slow
 def test_generation_asks_all_servers() -> None:
     peers = [name for name in USUAL if (llama.PROGRAM.exists() if name == "llama.cpp" else environment.installed())]
-    output = run("benchmarks.generation", "--quick", "--seconds", 0.5, "--conch", "gguf", "--peers", *peers)
+    conch = ["gguf", *(["gguf:llamacpp"] if find_spec("llama_cpp") is not None else [])]
+    output = run("benchmarks.generation", "--quick", "--seconds", 0.5, "--conch", *conch, "--peers", *peers)
     servers, absolute, *rest = tables(output)
-    names = ["conch gguf", *peers]
+    names = [*(f"conch {checkpoint}" for checkpoint in conch), *peers]
     assert [row[0] for row in servers[1:]] == names == absolute[0][2:]
     for title, _, *cells in absolute[1:]:
         answered = {name for name, cell in zip(names, cells, strict=True) if cell}
