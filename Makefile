@@ -5,6 +5,7 @@
 # make test-newest                all tests with the newest versions of everything but PyTorch
 # make test                       all tests but those marked slow
 # make test-slow                  the others: run them before a release
+# make test-llamacpp              the engine llamacpp on the real llama.cpp, which it compiles first
 # make test-vllm                  the engine vllm on the real vLLM, on a CPU
 # make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
 # make simulate                   random programs on a simulated server for ten minutes: make simulate SECONDS=60
@@ -43,11 +44,11 @@ MODELS_PART := $(MODELS)
 UNIT_PART := tests/unit tests/fuzz $(call ignore,$(MEASURING) $(MODELS))
 DEPLOY_PART := tests/deploy
 LAST_PART := $(BENCHMARKS) \
-	$(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostile deploy vllm __pycache__),$(wildcard tests/*/))
+	$(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostile deploy llamacpp vllm __pycache__),$(wildcard tests/*/))
 
 CYCLES ?= 1000
 
-.PHONY: demo test test-slow test-fast test-lowest test-newest test-vllm announce fuzz simulate check bench soak docs wheel
+.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm announce fuzz simulate check bench soak docs wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -62,7 +63,7 @@ else
 endif
 
 test-slow: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
-	$(BIN)/pytest tests -m slow --ignore=tests/vllm $(ARGS)
+	$(BIN)/pytest tests -m slow --ignore=tests/llamacpp --ignore=tests/vllm $(ARGS)
 
 # Parts of about the same length; the first one mostly waits.
 FAST_WAITING := tests/unit/measure/perf
@@ -83,6 +84,11 @@ test-lowest:
 
 test-newest:
 	$(MAKE) test VENV=.venv-newest CONSTRAINTS=constraints-newest.txt
+
+# llama.cpp takes minutes to compile, so it has an environment that is kept.
+test-llamacpp:
+	$(MAKE) .venv-llamacpp/stamps/llamacpp VENV=.venv-llamacpp
+	.venv-llamacpp/bin/pytest tests/llamacpp $(ARGS)
 
 # vLLM pins the versions of many packages, so it has its own environment.
 test-vllm:
@@ -138,6 +144,11 @@ $(STAMPS)/engines: $(STAMPS)/models
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 	@echo "Installing conch with the tools for tests and checks into $(VENV) ..."
 	@$(PIP) -e ".[dev]"
+	@touch $@
+
+$(STAMPS)/llamacpp: $(STAMPS)/models
+	@echo "Compiling llama.cpp with a C++ compiler, which takes minutes on all cores ..."
+	@CMAKE_ARGS=-DLLAVA_BUILD=OFF $(PIP) -e ".[llamacpp]" openai pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 # A build for CPUs.  Its packages for images and sound are not needed for text and have no build for this PyTorch.
