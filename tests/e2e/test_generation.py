@@ -162,8 +162,8 @@ def test_misspelt_sampling_parameter_is_refused(server: ConchServer) -> None:
     for body in ({"temprature": 0}, {"parameters": {"temprature": 0}}):
         reply = generate(server, text_input="I am", **body)
         assert (reply.status, reply.error) == (400, refusal)
-    reply = generate(server, text_input="I am", parameters={"prompt_logprobs": 2})
-    assert (reply.status, reply.error) == (400, "sampling parameter 'prompt_logprobs' is not supported")
+    reply = generate(server, text_input="I am", parameters={"allowed_token_ids": [2]})
+    assert (reply.status, reply.error) == (400, "sampling parameter 'allowed_token_ids' is not supported")
 
 
 def test_what_a_client_sees_of_a_text_model(server: ConchServer) -> None:

@@ -27,10 +27,17 @@ import numpy as np
 from conch.backends.batching.decoder import Chunk, Decoder, Logits
 from conch.backends.batching.grammars import Matcher, grammar_compiler
 from conch.backends.batching.prefixes import common_length
-from conch.backends.batching.sampler import BeamSearch, SequenceState, generator, sample, sample_beams
+from conch.backends.batching.sampler import BeamSearch, SequenceState, generator, logprobs, sample, sample_beams
 from conch.backends.batching.sequence_cache import SequenceCache
 from conch.backends.batching.step_budget import StepBudget
-from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
+from conch.backends.generation.engine import (
+    EngineRequest,
+    EngineSpec,
+    EngineUsage,
+    GenerationEngine,
+    Progress,
+    TokenLogprobs,
+)
 from conch.core.errors import invalid, unavailable
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature
 from conch.core.sampling.structures import Structure
@@ -39,9 +46,12 @@ from conch.core.sampling.structures import Structure
 SEQUENCES: Final = 48
 #: The size of the chunks of a prompt if results must not depend on the batch (tokens).
 INVARIANT_CHUNK: Final = 128
+#: The maximum number of prompt tokens in a step whose log-probabilities are requested.
+SCORED_CHUNK: Final = 128
 _FEATURES: Final = frozenset(
     {
-        *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION),
+        *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.MIN_P, Feature.SEED),
+        Feature.REPETITION,
         *(Feature.PENALTIES, Feature.MIN_TOKENS, Feature.BAD_WORDS, Feature.LOGIT_BIAS),
     }
 )
@@ -58,6 +68,8 @@ class BatchSequence(SequenceState):
     slots: list[int] = field(default_factory=list)
     read: int = 0
     blocks: int = 0
+    #: The log-probabilities of the prompt's tokens after the first that have been computed; None: not requested.
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
     @property
     def adapter(self) -> str:
@@ -67,6 +79,19 @@ class BatchSequence(SequenceState):
     def reading(self) -> bool:
         """Whether tokens are left to read besides the one that was chosen last."""
         return self.search is None and len(self.tokens) - self.read > 1
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt's tokens are left to compute."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length - 1
+
+    def score_prompt(self, start: int, logits: Logits) -> None:
+        """Add the log-probabilities of prompt tokens by the logits after token ``start`` and those that follow."""
+        assert self.prompt_logprobs is not None and len(self.prompt_logprobs) == start
+        self.prompt_logprobs += [
+            logprobs(scores, self.tokens[position], self.sampling.prompt_logprobs or 0)
+            for scores, position in zip(logits, range(start + 1, self.prompt_length), strict=False)
+        ]
 
     @property
     def last_tokens(self) -> list[int]:
@@ -134,6 +159,8 @@ class InFlightBatcher(GenerationEngine):
             )
         if sampling.beam_width > 1 and sampling.structured_outputs is not None:
             raise invalid(f"beam search with structured output is not supported by engine '{self.name}'")
+        if sampling.beam_width > 1 and sampling.prompt_logprobs is not None:
+            raise invalid(f"beam search with prompt_logprobs is not supported by engine '{self.name}'")
         end_ids = sampling.end_ids(self._eos_ids)
         matcher = None
         if sampling.structured_outputs is not None and self._grammars is not None:
@@ -150,6 +177,7 @@ class InFlightBatcher(GenerationEngine):
             max_length=min(len(request.prompt) + sampling.max_tokens, self.context),
             generator=generator(sampling.seed),
             matcher=matcher,
+            prompt_logprobs=None if sampling.prompt_logprobs is None else [],
         )
         self._sequences[sequence.id] = sequence
         insort(self._waiting, sequence, key=_rank)
@@ -162,6 +190,7 @@ class InFlightBatcher(GenerationEngine):
         scheduled = self._schedule_decoding(progress)
         rows = sum(len(entry.chunks) for entry in scheduled)
         scheduled += self._schedule_prompts(rows, progress)
+        scored = any(entry.sequence.scores_prompt for entry in scheduled)
         seconds = 0.0
         for adapter, group in _by_adapter(scheduled) if self.adapters else [("", scheduled)]:
             # A beam search of an earlier group may have preempted sequences of this one.
@@ -171,7 +200,8 @@ class InFlightBatcher(GenerationEngine):
                 logits = self._compute([chunk for entry in group for chunk in entry.chunks], adapter)
                 seconds += self._clock() - before
                 progress += self._advance(group, logits)
-        if scheduled:
+        # Logits of all tokens of a prompt take longer than those of the last one, which the budget is about.
+        if scheduled and not scored:
             self._budget.measure(
                 rows, sum(len(chunk.tokens) for entry in scheduled for chunk in entry.chunks) - rows, seconds
             )
@@ -228,10 +258,12 @@ class InFlightBatcher(GenerationEngine):
         if not reading and not self._waiting:
             return scheduled
         left = min(self._budget.tokens(rows), self._decoder.batched_tokens - rows)
-        full = False
+        full = scored = False
         for sequence in merge(reading, self._waiting[: self.max_sequences], key=_rank):
             if left <= 0:
                 break
+            if sequence.scores_prompt and scored:
+                continue
             if not sequence.slots:
                 if full or self._is_being_read(sequence):
                     continue
@@ -242,10 +274,13 @@ class InFlightBatcher(GenerationEngine):
                         progress.append(self._fail(sequence))
                     continue
             size = self._chunk_size(sequence, left)
+            if sequence.scores_prompt:
+                # Limits the memory of the logits.
+                scored, size = True, min(size, SCORED_CHUNK)
             left -= size
             end = sequence.read + size
             chunk = self._chunk_of(sequence.slots[0], sequence.read, sequence.tokens[sequence.read : end])
-            chunk.wanted = int(end == len(sequence.tokens))
+            chunk.wanted = size if sequence.scores_prompt else int(end == len(sequence.tokens))
             scheduled.append(ScheduledSequence(sequence, [chunk]))
         return scheduled
 
@@ -268,7 +303,7 @@ class InFlightBatcher(GenerationEngine):
 
         The sequence then waits, so that both do not compute it.
         """
-        if not self._cache.retains:
+        if not self._cache.retains or sequence.scores_prompt:
             return False
         known = -1
         for other in self._running:
@@ -288,10 +323,14 @@ class InFlightBatcher(GenerationEngine):
             return False
         # Each beam needs a block for its tokens.
         blocks = self._cache.blocks_for(len(sequence.tokens) + 1) + sequence.width - 1
-        started = self._cache.start(sequence.adapter, sequence.tokens, max(blocks, sequence.blocks))
+        # A cached prefix has no logits.
+        shares = not sequence.scores_prompt
+        started = self._cache.start(sequence.adapter, sequence.tokens, max(blocks, sequence.blocks), shares=shares)
         if started is None:
             return False
         slot, sequence.read = started
+        if sequence.scores_prompt:
+            sequence.prompt_logprobs = []  # a preempted sequence reads its prompt again
         sequence.slots = [slot]
         self._waiting.remove(sequence)
         insort(self._running, sequence, key=_rank)
@@ -343,14 +382,21 @@ class InFlightBatcher(GenerationEngine):
             if sequence.search is None:
                 self._record(sequence)
             wanted = sum(chunk.wanted for chunk in entry.chunks)
-            if wanted and sequence.width > 1:
+            if sequence.scores_prompt:
+                sequence.score_prompt(entry.chunks[0].start, logits[index : index + wanted])
+                if sequence.read == len(sequence.tokens):
+                    rows.append(sequence)
+                    indices.append(index + wanted - 1)
+            elif wanted and sequence.width > 1:
                 beams.append((sequence, logits[index : index + wanted]))
             elif wanted:
                 rows.append(sequence)
                 indices.append(index)
             index += wanted
         progress = sample(rows, logits if len(rows) == index else logits[indices]) if rows else []
-        for step in progress:
+        for step, sequence in zip(progress, rows, strict=True):
+            if len(sequence.tokens) == sequence.prompt_length + 1:
+                step.prompt_logprobs = sequence.prompt_logprobs
             if step.finish or step.error is not None:
                 self._end(self._sequences[step.id])
         for sequence, values in beams:

@@ -52,13 +52,13 @@ class SequenceCache:
         """Return the number of tokens that a sequence of ``tokens`` would not have to compute."""
         return self._prefixes.find(adapter, tokens)[1]
 
-    def start(self, adapter: str, tokens: Sequence[int], blocks: int) -> tuple[int, int] | None:
+    def start(self, adapter: str, tokens: Sequence[int], blocks: int, *, shares: bool = True) -> tuple[int, int] | None:
         """Give a sequence a slot with room for ``tokens`` and one more, which begins with a known prefix of them.
 
-        Returns the slot and the number of its tokens in the cache, or None if running sequences leave the sequence less
-        than ``blocks`` blocks.
+        The slot is empty if the sequence does not share (``shares``). Returns the slot and the number of its tokens in
+        the cache, or None if running sequences leave the sequence less than ``blocks`` blocks.
         """
-        source, known = self._prefixes.find(adapter, tokens)
+        source, known = self._prefixes.find(adapter, tokens) if shares else (-1, 0)
         reused = known // self._blocks.size
         available = self._blocks.count - self._blocks.pinned - self._blocks.unpinned(source, known)
         if blocks - reused > available:

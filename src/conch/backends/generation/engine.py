@@ -106,7 +106,8 @@ class Progress:
     ``tokens`` are the new tokens. Beam search reports nothing until it ends, and then one object for each beam, best
     first, with all tokens of the beam. ``finish`` is empty while the request continues, else ``stop`` (at an
     end-of-sequence or stop token, which is the last of ``tokens``) or ``length``; with beams it is set on every object.
-    ``error`` also ends the request.
+    ``error`` also ends the request. ``prompt_logprobs``, for each token of the prompt after the first, come with the
+    first token if they are requested.
     """
 
     id: int
@@ -114,6 +115,7 @@ class Progress:
     finish: str = ""
     error: ConchError | None = None
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     beam: int = 0
     #: Sum of the log-probabilities of all tokens of a beam.
     cumulative_logprob: float | None = None

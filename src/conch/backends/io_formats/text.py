@@ -159,6 +159,7 @@ class TextResponseBuilder(ResponseBuilder):
             for prompt, sampling in prompts
             for _ in range(sampling.n)
         ]
+        self._prompt_logprobs = ""  # JSON, until it has been sent
 
     def add(self, index: int, progress: Progress) -> str:
         sample, options = self._samples[index], self._options
@@ -175,6 +176,12 @@ class TextResponseBuilder(ResponseBuilder):
                 ]
         elif progress.cumulative_logprob is not None:
             sample.cumulative = progress.cumulative_logprob
+        if progress.prompt_logprobs is not None:
+            prompt = self.prompts[0][0]
+            self._prompt_logprobs = json.dumps(
+                # The first token has none, because it follows nothing.
+                [None, *map(self._described, prompt[1:], progress.prompt_logprobs)]
+            )
         if progress.finish == "stop" and not options.include_stop:
             tokens = tokens[:-1]  # the stop token is not part of the text
         piece = sample.stream.add(tokens)
@@ -201,6 +208,9 @@ class TextResponseBuilder(ResponseBuilder):
             outputs["cumulative_logprob"] = np.array([sample.cumulative for sample in samples], np.float32)
         if "logprobs" in options.outputs:
             outputs["logprobs"] = _strings([json.dumps(sample.logprobs or None) for sample in samples])
+        if self._prompt_logprobs:
+            outputs["prompt_logprobs"] = _strings([self._prompt_logprobs])
+            self._prompt_logprobs = ""
         if "num_input_tokens" in options.outputs:
             outputs["num_input_tokens"] = np.array([len(self.prompts[0][0])], np.uint32)
         if "num_output_tokens" in options.outputs:
@@ -261,6 +271,7 @@ OUTPUTS: Final = (
     TensorSpec("finish_reason", "BYTES", (-1,)),
     TensorSpec("cumulative_logprob", "FP32", (-1,)),
     TensorSpec("logprobs", "BYTES", (-1,)),
+    TensorSpec("prompt_logprobs", "BYTES", (1,)),
     TensorSpec("num_input_tokens", "UINT32", (1,)),
     TensorSpec("num_output_tokens", "UINT32", (-1,)),
     TensorSpec("token_ids", "INT32", (-1,)),

@@ -34,6 +34,7 @@ class Feature(StrEnum):
     BEAMS = "beam search"
     LOGPROBS = "log-probabilities"
     TOP_LOGPROBS = "log-probabilities of other tokens than the chosen one"
+    PROMPT_LOGPROBS = "log-probabilities of the prompt"
     MIN_P = "min_p"
     SEED = "a random seed"
     REPETITION = "a repetition penalty"
@@ -189,6 +190,11 @@ class SamplingParams:
         openai="member",
         feature=lambda count: {Feature.LOGPROBS, Feature.TOP_LOGPROBS} if count else {Feature.LOGPROBS},
     )  # fmt: skip
+    prompt_logprobs: int | None = _parameter(
+        Integer(0, MAX_LOGPROBS), None, "return the log-probabilities of the prompt's tokens after the first, and of "
+                                        "this many alternatives to each",
+        openai="absent", feature=Feature.PROMPT_LOGPROBS,
+    )  # fmt: skip
     structured_outputs: Structure | None = _parameter(  # noqa: RUF009
         _STRUCTURED_OUTPUTS, None, "the structure of the completion", aliases=("guided_decoding",),
         forms={"response_format": _RESPONSE_FORMAT},
@@ -213,8 +219,16 @@ class SamplingParams:
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(own))
 
     def for_sample(self, index: int) -> SamplingParams:
-        """Return the parameters of sample ``index`` of ``n``, a separate sequence with its own seed."""
-        return replace(self, n=1, seed=None if self.seed is None else (self.seed + index) % 2**64)
+        """Return the parameters of sample ``index`` of ``n``, a separate sequence with its own seed.
+
+        Only the first one reports the log-probabilities of the prompt.
+        """
+        return replace(
+            self,
+            n=1,
+            seed=None if self.seed is None else (self.seed + index) % 2**64,
+            prompt_logprobs=None if index else self.prompt_logprobs,
+        )
 
     def features(self) -> dict[Feature, str]:
         """Return the engine features that these parameters require, each with a parameter that requires it.
@@ -243,6 +257,6 @@ NAMES: Final[Mapping[str, tuple[SamplingParameter, ValueType]]] = {
     }.items()
 }  # fmt: skip
 #: Unsupported parameters of vLLM; rejected if they have a value.
-REFUSED: Final = ("prompt_logprobs", "logits_processors", "allowed_token_ids", "extra_args")
+REFUSED: Final = ("logits_processors", "allowed_token_ids", "extra_args")
 #: Names that some clients send; accepted without effect.
 IGNORED: Final = frozenset({"detokenize", "output_kind", "stream", "priority", "return_token_ids"})

@@ -20,9 +20,13 @@ MAX_PROMPTS: Final = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionPlan(ResponsePlan):
-    """The plan of a completion; ``echoes`` has the text before the choices of each prompt: the prompt or nothing."""
+    """The plan of a completion; ``echoes`` has the text before the choices of each prompt: the prompt or nothing.
+
+    ``scored``: choices have the log-probabilities of the prompt, as in vLLM.
+    """
 
     echoes: list[str]
+    scored: bool = False
 
     def answer(self, model: str) -> CompletionResponse:
         return CompletionResponse(self, model)
@@ -34,19 +38,29 @@ class CompletionRequest(Decoding):
 
     prompts: list[str]
     echo: bool
+    prompt_logprobs: int | None
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
         """Return the inputs of the requests to the model, one per prompt."""
         return [
             generation_inputs(
-                signature, {PROMPT: prompt.encode()}, self.sampling, stream=self.stream, logprobs=self.logprobs
+                signature,
+                {PROMPT: prompt.encode()},
+                self.sampling,
+                stream=self.stream,
+                logprobs=self.logprobs,
+                prompt_logprobs=self.prompt_logprobs,
             )
             for prompt in self.prompts
         ]
 
     @property
     def plan(self) -> CompletionPlan:
-        return CompletionPlan(echoes=[prompt if self.echo else "" for prompt in self.prompts], **self.common)
+        return CompletionPlan(
+            echoes=[prompt if self.echo else "" for prompt in self.prompts],
+            scored=self.prompt_logprobs is not None,
+            **self.common,
+        )
 
 
 def read_completion(fields: Fields) -> CompletionRequest:
@@ -62,7 +76,10 @@ def read_completion(fields: Fields) -> CompletionRequest:
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     echo = fields.flag("echo")
     if echo and logprobs is not None:
-        raise ApiError("'echo' with 'logprobs' is not supported: a prompt has no log-probabilities here", "echo")
+        raise ApiError("'echo' with 'logprobs' is not supported: set 'prompt_logprobs' instead of 'echo'", "echo")
+    prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    if stream and prompt_logprobs is not None:
+        raise ApiError("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if fields.take("suffix") not in (None, ""):
         raise ApiError("suffix is not currently supported", "suffix")
     fields.ignore(*IGNORED)
@@ -73,6 +90,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
         members={**members, PROMPT: "prompt"},
         logprobs=logprobs,
         echo=echo,
+        prompt_logprobs=prompt_logprobs,
         stream=stream,
         include_usage=include_usage,
     )
@@ -109,6 +127,8 @@ class CompletionResponse(OpenAiResponse):
         count = len(plan.echoes) * plan.choices
         super().__init__(model, count, plan)
         self._top = plan.logprobs
+        self._scored = plan.scored
+        self._prompts: list[Any] = [None] * count
         # The prompt of each choice until it has been sent, if the client requests ``echo``.
         self._echoes = [text for text in plan.echoes for _ in range(plan.choices)]
         self._offsets = [0] * count
@@ -125,6 +145,7 @@ class CompletionResponse(OpenAiResponse):
     def _keep(self, index: int, piece: ChoiceDelta, end: str) -> None:
         self._texts[index].append(self._text(index, piece))
         self._tokens[index] += piece.logprobs or ()
+        self._prompts[index] = piece.prompt_logprobs or self._prompts[index]
 
     def _choice(self, index: int) -> dict[str, Any]:
         return {
@@ -132,6 +153,7 @@ class CompletionResponse(OpenAiResponse):
             "text": "".join(self._texts[index]),
             "logprobs": self._logprobs(index, self._tokens[index]) if self._top is not None else None,
             "finish_reason": self._ends[index],
+            **({"prompt_logprobs": self._prompts[index]} if self._scored else {}),
         }
 
     def _text(self, index: int, piece: ChoiceDelta) -> str:

@@ -46,6 +46,7 @@ def generation_inputs(
     *,
     stream: bool,
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> dict[str, WireTensor]:
     """Return all inputs of a request: the ``texts`` by input name, and those for the client's parameters.
 
@@ -58,9 +59,13 @@ def generation_inputs(
             if "logprobs" not in signature.outputs:
                 raise _cannot(signature, "logprobs")
             sampling = {**sampling, "logprobs": logprobs}
+        if prompt_logprobs is not None:
+            if "prompt_logprobs" not in signature.outputs:
+                raise _cannot(signature, "prompt_logprobs")
+            sampling = {**sampling, "prompt_logprobs": prompt_logprobs}
         values[SAMPLING] = [orjson.dumps(sampling).decode()]
-    elif logprobs is not None:
-        raise _cannot(signature, "logprobs")
+    elif logprobs is not None or prompt_logprobs is not None:
+        raise _cannot(signature, "logprobs" if logprobs is not None else "prompt_logprobs")
     else:
         _separately(signature, sampling, values)
     streaming = stream and signature.decoupled

@@ -83,6 +83,7 @@ class ChoiceDelta:
     text: str = ""
     finish: str = ""
     logprobs: list[Token] | None = None
+    prompt_logprobs: list[Any] | None = None
     tokens: int | None = None
 
 
@@ -105,6 +106,7 @@ def read_response(response: InferResponse, top: int = 0) -> ModelResponse:
 def _read(response: InferResponse, top: int) -> ModelResponse:
     result = ModelResponse([])
     pieces = result.pieces
+    prompt_logprobs = None
     for tensor in response.outputs:
         match tensor.name:
             case "text_output":
@@ -117,11 +119,15 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
             case "logprobs":
                 for piece, text in zip(_first(pieces, tensor), split_bytes(tensor.data), strict=True):
                     piece.logprobs = _tokens(text, top)
+            case "prompt_logprobs":
+                prompt_logprobs = [_finite(entry) for entry in _listed(split_bytes(tensor.data)[0]) or ()]
             case "num_input_tokens":
                 result.prompt_tokens = max(to_json(tensor), default=None)
             case "num_output_tokens":
                 for piece, count in zip(_first(pieces, tensor), to_json(tensor), strict=True):
                     piece.tokens = count
+    for piece in pieces:
+        piece.prompt_logprobs = prompt_logprobs
     return result
 
 
@@ -136,11 +142,24 @@ def _first(pieces: list[ChoiceDelta], tensor: WireTensor) -> list[ChoiceDelta]:
 
 
 def _tokens(text: bytes, top: int) -> list[Token] | None:
+    listed = _listed(text)
+    return None if listed is None else [_token(entry, top) for entry in listed if entry]
+
+
+def _listed(text: bytes) -> list[dict[str, dict[str, Any]] | None] | None:
+    """Parse the log-probabilities of positions, each by token id; None stands for none."""
     try:
-        listed = orjson.loads(text)
+        listed: list[dict[str, dict[str, Any]] | None] | None = orjson.loads(text)
     except orjson.JSONDecodeError:
         listed = json.loads(text)  # may contain infinities
-    return None if listed is None else [_token(entry, top) for entry in listed if entry]
+    return listed
+
+
+def _finite(entry: dict[str, dict[str, Any]] | None) -> dict[str, dict[str, Any]] | None:
+    """Return the log-probabilities of a position as JSON can have them."""
+    if entry is None:
+        return None
+    return {id: {**token, "logprob": max(float(token["logprob"]), _LEAST)} for id, token in entry.items()}
 
 
 def _token(entry: dict[str, dict[str, Any]], top: int) -> Token:

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from conch.backends.batching.batcher import SCORED_CHUNK
 from conch.backends.batching.decoder import Chunk
-from conch.backends.generation.engine import EngineRequest, EngineUsage, Progress
+from conch.backends.batching.sampler import logprobs
+from conch.backends.generation.engine import EngineRequest, EngineUsage, Progress, TokenLogprobs
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.core.sampling.structures import Structure
-from tests.fakes.decoder import FakeDecoder
+from tests.fakes.decoder import FakeDecoder, logits_after
 from tests.unit.backends.batching.batches import Batcher, batcher, expected, request, run
 
 PROMPT = [3 + index % 28 for index in range(40)]
@@ -282,6 +284,66 @@ def test_prefixes_are_not_kept_by_a_decoder_that_cannot_rewind() -> None:
         assert run(engine, engine_request)[id] == expected(engine_request, decoder.vocabulary)
     assert decoder.lengths == {}
     assert engine.usage().prefix_queries == 0
+
+
+# Log-probabilities of the prompt.
+
+
+def _scored(prompt: list[int], vocabulary: int, count: int) -> list[TokenLogprobs]:
+    return [
+        logprobs(logits_after(prompt[:position], vocabulary), prompt[position], count)
+        for position in range(1, len(prompt))
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"batch_invariant": True}, {"max_batched_tokens": 7}], ids=["", "invariant", "in parts"]
+)
+def test_log_probabilities_of_a_prompt_come_with_the_first_token(settings: dict[str, Any]) -> None:
+    decoder = FakeDecoder()
+    engine = batcher(decoder, **settings)
+    run(engine, request(0, PROMPT, max_tokens=1))  # its prefix has no logits
+    others = [request(id, [id, *PROMPT], max_tokens=5, ignore_eos=True) for id in (3, 4)]
+    scored = [request(id, PROMPT[:length], max_tokens=3, ignore_eos=True, prompt_logprobs=2) for id, length in
+              ((10, 40), (11, 17), (12, 1))]  # fmt: skip
+    for engine_request in (*others, *scored):
+        engine.add(engine_request)
+    progress = _finish(engine)
+    for engine_request in scored:
+        steps = [step for step in progress if step.id == engine_request.id]
+        assert [[token for step in steps for token in step.tokens]] == expected(engine_request, decoder.vocabulary)
+        assert steps[0].prompt_logprobs == _scored(engine_request.prompt, decoder.vocabulary, 2)
+        assert all(step.prompt_logprobs is None for step in steps[1:])
+    assert all(step.prompt_logprobs is None for step in progress if step.id in (3, 4))
+
+
+def test_logits_of_prompts_are_limited_in_a_step() -> None:
+    decoder = FakeDecoder(batched_tokens=512)
+    engine = batcher(decoder)
+    prompt = [3 + index % 28 for index in range(300)]
+    for id in range(2):
+        engine.add(request(id, prompt, max_tokens=1, prompt_logprobs=0))
+    progress = _finish(engine)
+    assert [step.prompt_logprobs for step in progress] == [_scored(prompt, decoder.vocabulary, 0)] * 2
+    assert max(sum(chunk.wanted for chunk in chunks) for chunks in decoder.runs) == SCORED_CHUNK
+
+
+def test_preempted_prompt_is_scored_again() -> None:
+    decoder = FakeDecoder(blocks=13, batched_tokens=8)
+    engine = batcher(decoder)
+    engine.add(request(1, PROMPT[:5], max_tokens=20, ignore_eos=True))
+    engine.add(request(2, PROMPT, max_tokens=2, ignore_eos=True, priority=1, prompt_logprobs=0))
+    progress = _finish(engine)
+    assert engine.usage().preemptions > 0
+    starts = [chunk.start for chunks in decoder.runs for chunk in chunks if chunk.wanted > 1]
+    assert starts.count(0) == 2
+    [scores] = [step.prompt_logprobs for step in progress if step.prompt_logprobs is not None]
+    assert scores == _scored(PROMPT, decoder.vocabulary, 0)
+
+
+def test_beam_search_has_no_log_probabilities_of_the_prompt() -> None:
+    with pytest.raises(ConchError, match="beam search with prompt_logprobs is not supported by engine 'fake'"):
+        batcher(FakeDecoder()).add(request(1, PROMPT, beam_width=2, prompt_logprobs=1))
 
 
 # Beam search.

@@ -186,6 +186,20 @@ def test_log_probabilities_of_chosen_tokens_and_of_others(engine: GenerationEngi
         assert one.rank == 1
 
 
+def test_log_probabilities_of_the_prompt(engine: GenerationEngine, module: Any) -> None:
+    import torch
+
+    [prompt] = prompts(1)
+    engine.add(EngineRequest(1, prompt, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)))
+    [progress] = finished(engine)
+    with torch.inference_mode():
+        expected = module(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    assert progress.prompt_logprobs is not None
+    assert [entry.logprob for entry in progress.prompt_logprobs] == pytest.approx(
+        [float(row[token]) for row, token in zip(expected, prompt[1:], strict=False)], abs=1e-4
+    )
+
+
 def test_beams_come_at_the_end_best_first(engine: GenerationEngine, module: Any) -> None:
     import torch
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage
+from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, TokenLogprobs
 from conch.backends.generation.generation_backend import open_engine
 from conch.backends.generation.service import BROKEN
 from conch.checkpoints.gguf import GgufFile
@@ -97,6 +97,7 @@ class SamplingParams:
     ignore_eos: bool
     logit_bias: dict[int, float] | None
     logprobs: int | None
+    prompt_logprobs: int | None
     detokenize: bool
     output_kind: RequestOutputKind
     structured_outputs: StructuredOutputsParams | None
@@ -187,7 +188,17 @@ class LLMEngine:
                 likely = {10 + rank: SimpleNamespace(rank=rank, logprob=-float(rank)) for rank in range(1, 4)}
                 found = [{token: SimpleNamespace(rank=7, logprob=-7.0), **likely}]
             made = SimpleNamespace(token_ids=tokens, finish_reason=reason, logprobs=found)
-            outputs.append(SimpleNamespace(request_id=request_id, outputs=[made], finished=reason is not None))
+            ids = prompt["prompt_token_ids"]
+            scored = None
+            if params.prompt_logprobs is not None and count == 1:
+                entries = ({id: SimpleNamespace(rank=7, logprob=-7.0), 9: SimpleNamespace(rank=1, logprob=-0.5)}
+                           for id in ids[1:])  # fmt: skip
+                scored = [None, *entries]
+            output = SimpleNamespace(
+                request_id=request_id, outputs=[made], finished=reason is not None, prompt_token_ids=ids,
+                prompt_logprobs=scored,
+            )  # fmt: skip
+            outputs.append(output)
             if reason is not None:
                 del self.requests[request_id]
         for logger in self.loggers:
@@ -294,6 +305,7 @@ def test_parameters_are_passed_on() -> None:
                 stop_token_ids=(8,),
                 bad_words_token_ids=((1, 2), (3,)),
                 logit_bias={4: 1.5},
+                prompt_logprobs=1,
                 structured_outputs=Structure("choice", '["a", "b"]'),
             ),
         )
@@ -316,6 +328,7 @@ def test_parameters_are_passed_on() -> None:
         ignore_eos=False,
         logit_bias={4: 1.5},
         logprobs=None,
+        prompt_logprobs=1,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         structured_outputs=StructuredOutputsParams(choice=["a", "b"]),
@@ -341,6 +354,14 @@ def test_log_probabilities_and_failures_are_reported() -> None:
     assert second.error is not None
     assert second.error.message == "vLLM ended the request: error"
     assert not engine.busy
+
+
+def test_log_probabilities_of_the_prompt_come_with_the_first_token() -> None:
+    engine = open_engine("vllm", spec())
+    engine.add(EngineRequest(1, [5, 6, 7], Sampling(max_tokens=2, prompt_logprobs=1)))
+    [first], [second] = engine.step(), engine.step()
+    assert first.prompt_logprobs == [TokenLogprobs(-7.0, 7, [(9, -0.5)])] * 2
+    assert second.prompt_logprobs is None
 
 
 def test_structure_that_vllm_cannot_compile_is_an_invalid_argument() -> None:

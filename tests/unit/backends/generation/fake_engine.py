@@ -71,7 +71,9 @@ class FakeEngine(GenerationEngine):
                 ]
                 continue
             logprobs = None if sampling.logprobs is None else [TokenLogprobs(-0.5, 1, [(token, -0.5), (65, -2.0)])]
-            made.append(Progress(id, [token], ended, logprobs=logprobs))
+            first = sampling.prompt_logprobs is not None and len(tokens) == 1
+            prompt = [TokenLogprobs(-1.5, 2, [(65, -0.5)]) for _ in request.prompt[1:]] if first else None
+            made.append(Progress(id, [token], ended, logprobs=logprobs, prompt_logprobs=prompt))
         return made
 
     def cancel(self, id: int) -> None:

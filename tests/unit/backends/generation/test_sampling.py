@@ -56,7 +56,7 @@ def test_names_of_the_field_and_texts_for_numbers() -> None:
         ),
         ({"hotness": 1}, "sampling parameter 'hotness' is not known"),
         ({"temprature": 1}, "sampling parameter 'temprature' is not known; did you mean 'temperature'?"),
-        ({"prompt_logprobs": 1}, "sampling parameter 'prompt_logprobs' is not supported"),
+        ({"allowed_token_ids": [1]}, "sampling parameter 'allowed_token_ids' is not supported"),
         (
             {"min_tokens": 9, "max_tokens": 4},
             "min_tokens in 'sampling_parameters' is 9, which is more than max_tokens in 'sampling_parameters', 4",

@@ -125,6 +125,24 @@ def test_everything_that_can_be_asked_for(worker: Worker) -> None:
     assert second["65"] == {"logprob": -2.0, "rank": 2, "decoded_token": "A"}
 
 
+def test_log_probabilities_of_the_prompt_are_sent_once(worker: Worker) -> None:
+    sampling = json.dumps({"prompt_logprobs": 1, "n": 2, "temperature": 1})
+    worker.ask("abc", max_tokens=2, stream=True, exclude_input_in_output=True, sampling_parameters=sampling)
+    first, *others = [answer["outputs"] for answer in worker.run().answers[1]]
+    [text] = first["prompt_logprobs"]
+    assert json.loads(text) == [
+        None,
+        *(
+            {
+                str(ord(letter)): {"logprob": -1.5, "rank": 2, "decoded_token": letter},
+                "65": {"logprob": -0.5, "rank": 1, "decoded_token": "A"},
+            }
+            for letter in "bc"
+        ),
+    ]
+    assert others and not any("prompt_logprobs" in outputs for outputs in others)
+
+
 def test_samples_and_beams_are_elements(worker: Worker) -> None:
     worker.ask("a", sampling_parameters=json.dumps({"n": 3, "max_tokens": 2}), exclude_input_in_output=True)
     worker.ask("b", beam_width=3, max_tokens=2, sampling_parameters=json.dumps({"n": 2}), return_finish_reason=True)

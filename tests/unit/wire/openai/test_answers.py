@@ -12,6 +12,7 @@ from conch.core.errors import Code, ConchError
 from conch.core.inference import InferResponse
 from conch.core.tensors import WireTensor, pack_bytes
 from conch.wire.openai.chat import ChatResponse, read_chat
+from conch.wire.openai.completions import read_completion
 from conch.wire.openai.reading import Fields
 from conch.wire.openai.response import ChoiceDelta, Token, read_response
 
@@ -52,6 +53,24 @@ def test_log_probabilities_are_read_with_infinities() -> None:
     (piece,) = read_response(InferResponse([texts("logprobs", text)]), 1).pieces
     assert piece.logprobs == [Token("x", -9999.0, [("token_id:1", -0.1)])]
     assert read_response(InferResponse([texts("logprobs", b"null")])).pieces[0].logprobs is None
+
+
+def completed(model_response: list[WireTensor], **members: Any) -> list[dict[str, Any]]:
+    """The choices of a completion of two prompts."""
+    response = read_completion(Fields({"prompt": ["a", "b"], **members})).plan.answer("m")
+    for index in range(2):
+        for piece in read_response(InferResponse(model_response)).pieces:
+            response.add(index, piece, last=True)
+    choices: list[dict[str, Any]] = json.loads(response.body())["choices"]
+    return choices
+
+
+def test_choices_have_the_log_probabilities_of_the_prompt_if_requested() -> None:
+    text = b'[null, {"5": {"logprob": -Infinity, "rank": 9, "decoded_token": "x"}}]'
+    outputs = [texts("prompt_logprobs", text), texts("text_output", b"c")]
+    expected = [None, {"5": {"logprob": -9999.0, "rank": 9, "decoded_token": "x"}}]
+    assert [choice["prompt_logprobs"] for choice in completed(outputs, prompt_logprobs=0)] == [expected, expected]
+    assert not any("prompt_logprobs" in choice for choice in completed(outputs))
 
 
 @pytest.mark.parametrize("text", [b"{", b'[{"1": 2}]', b"[[1]]", b"7", b'[{"1": {}}]'])

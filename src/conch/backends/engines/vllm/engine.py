@@ -31,7 +31,8 @@ from conch.core.sampling.parameters import NAMES, STRUCTURED_OUTPUTS, Feature, S
 from conch.core.sampling.structures import Structure
 
 _FEATURES: Final = STRUCTURED_OUTPUTS | {
-    *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION),
+    *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.MIN_P, Feature.SEED),
+    Feature.REPETITION,
     *(Feature.PENALTIES, Feature.MIN_TOKENS, Feature.BAD_WORDS, Feature.LOGIT_BIAS),
 }
 #: Arguments with which vLLM computes something else than the checkpoint does in transformers.
@@ -43,9 +44,13 @@ _CHANGING: Final = (
 
 @dataclass(slots=True)
 class _Unfinished:
-    """An unfinished request: the number of alternatives per token that it requests, and the structure of its output."""
+    """An unfinished request: the numbers of alternatives per token that it requests, and the structure of its output.
+
+    ``prompt_alternatives`` is None if it does not request log-probabilities of the prompt, or has got them.
+    """
 
     alternatives: int
+    prompt_alternatives: int | None
     structure: Structure | None
     started: bool = False
 
@@ -110,7 +115,9 @@ class VllmEngine(GenerationEngine):
             )
         except _refusals() as error:
             raise invalid(_sentence(error), _parameter(error, sampling)) from error
-        self._requests[request.id] = _Unfinished(sampling.logprobs or 0, sampling.structured_outputs)
+        self._requests[request.id] = _Unfinished(
+            sampling.logprobs or 0, sampling.prompt_logprobs, sampling.structured_outputs
+        )
 
     def step(self) -> list[Progress]:
         if not self._requests:
@@ -183,7 +190,12 @@ class VllmEngine(GenerationEngine):
                 _logprobs(token, position, request.alternatives)
                 for token, position in zip(tokens, completion.logprobs, strict=True)
             ]
-        return Progress(id, tokens, completion.finish_reason or "", logprobs=logprobs)
+        prompt_logprobs = None
+        if request.prompt_alternatives is not None and output.prompt_logprobs is not None:
+            positions = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+            prompt_logprobs = [_logprobs(token, position, request.prompt_alternatives) for token, position in positions]
+            request.prompt_alternatives = None
+        return Progress(id, tokens, completion.finish_reason or "", logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 class _Statistics:
@@ -288,6 +300,7 @@ def _sampling_params(vllm: Any, sampling: SamplingParams, eos_ids: tuple[int, ..
         ignore_eos=sampling.ignore_eos or sampling.end_id is not None,
         logit_bias=dict(sampling.logit_bias) or None,
         logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         structured_outputs=None
