@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from conch.backends.batching.decoder import Logits
 from conch.backends.batching.json_schemas import rewrite
+from conch.backends.batching.unique_items import UNIQUE, UniqueItems
 from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.tokenizers.fast import TokenBytes, token_bytes
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
@@ -69,6 +71,18 @@ def grammar_compiler(spec: EngineSpec, vocabulary: int) -> GrammarCompiler | Non
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledStructure:
+    """A structure in its initial state: llguidance's ``matcher``, which is copied for each sequence.
+
+    ``schema`` is its JSON schema if it has arrays with unique items; ``tokens`` are the bytes of tokens by id.
+    """
+
+    matcher: Any
+    schema: Any
+    tokens: Sequence[bytes]
+
+
 class GrammarCompiler:
     """Compiles structures for a tokenizer with these ``tokens``.
 
@@ -80,8 +94,8 @@ class GrammarCompiler:
         self._tokenizer, self._tokens, self._vocabulary, self._eos_ids = tokenizer, tokens, vocabulary, eos_ids
         self._known: Any = None
 
-    def compile(self, structure: Structure) -> Any:
-        """Compile a structure to a matcher in its initial state, which is copied for each sequence.
+    def compile(self, structure: Structure) -> CompiledStructure:
+        """Compile a structure, for any number of sequences.
 
         May be called from any thread, one call at a time. Raises INVALID_ARG for a structure that does not compile.
         """
@@ -89,7 +103,8 @@ class GrammarCompiler:
 
         matchers = llguidance.LLMatcher
         try:
-            grammar = _grammar(matchers, structure)
+            schema = rewrite(json.loads(structure.text)) if structure.kind == "json" else None
+            grammar = _grammar(matchers, structure, schema)
         except ConchError as error:
             raise _refusal(structure, error.message) from None
         except Exception as error:  # converting a grammar raises errors of many types
@@ -109,7 +124,8 @@ class GrammarCompiler:
             trial.consume_token(int(random.choice(np.flatnonzero(np.unpackbits(mask, bitorder="little")))))
         if trial.is_error():
             raise _refusal(structure, _reason(trial))
-        return matcher
+        unique = schema is not None and UNIQUE in json.dumps(schema)
+        return CompiledStructure(matcher, schema if unique else None, self._tokens.tokens)
 
     # The tokenizer interface of llguidance: these attributes, and a call that converts a text to ids.
 
@@ -136,16 +152,23 @@ class GrammarCompiler:
 class Matcher:
     """The position of a sequence in its structure."""
 
-    def __init__(self, compiled: Any) -> None:
-        self._matcher = compiled.deep_copy()
+    def __init__(self, compiled: CompiledStructure) -> None:
+        self._matcher = compiled.matcher.deep_copy()
+        self._unique = None if compiled.schema is None else UniqueItems(compiled.schema, compiled.tokens)
 
     @property
     def state(self) -> Any:
         """llguidance's state, of which masks are computed."""
         return self._matcher
 
+    def admits(self, token: int) -> bool:
+        """Whether a token that the mask allows keeps the items of arrays distinct."""
+        return self._unique is None or self._unique.admits(token)
+
     def accept(self, token: int) -> ConchError | None:
         """Advance by the chosen token. Returns an error if the token is not allowed, or if no token is."""
+        if self._unique is not None and not self._unique.advance(token):
+            return invalid("the structured output cannot be continued: no unique item is left")
         # A failed matcher allows the end of the text as if the structure were complete, so check for errors first.
         if not self._matcher.is_error() and self._matcher.consume_token(token):
             return None
@@ -189,11 +212,10 @@ def restrict(logits: Logits, matchers: Sequence[Matcher | None]) -> None:
         scores[len(bounds) :] = -np.inf
 
 
-def _grammar(matchers: Any, structure: Structure) -> str:
+def _grammar(matchers: Any, structure: Structure, schema: Any) -> str:
     grammar: str
     match structure.kind:
         case "json":
-            schema = rewrite(json.loads(structure.text))
             options = {"whitespace_pattern": _WHITE_SPACE, "json_allowed_escapes": _ESCAPES}
             # A schema that is true or false has no place for options.
             schema = {"allOf": [schema]} if isinstance(schema, bool) else schema

@@ -18,6 +18,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from conch.backends.batching.patterns import escaped, is_writable, translate
+from conch.backends.batching.unique_items import UNIQUE
 from conch.core.errors import invalid
 
 #: Keywords that change which values are valid, and that neither llguidance nor ``rewrite`` supports.
@@ -122,10 +123,8 @@ class _Rewriter:
         others: list[Any] = []
         for keyword, value in node.items():
             self._keyword(keyword, value, node, result, others)
-        if node.get("uniqueItems") is True and (arrays := self._unique(node)) is not None:
-            others.append(arrays)
-            if isinstance(node["items"], dict) and node["items"].keys() <= {"enum", "const"}:
-                del result["items"]  # which the arrays fit
+        if node.get("uniqueItems") is True:
+            self._unique(node, result, others)
         if others:
             result["allOf"] = [*result.get("allOf", []), *others]
         return result
@@ -263,28 +262,45 @@ class _Rewriter:
             raise invalid("keyword 'propertyNames' is supported only with one of pattern, enum or const")
         return [{"patternProperties": {pattern: True}, "additionalProperties": False}]
 
-    def _unique(self, node: Any) -> Any:
-        """Return the schema that replaces ``uniqueItems`` of an array; None if every array is valid."""
+    def _unique(self, node: Any, result: dict[str, Any], others: list[Any]) -> None:
+        """Rewrite ``uniqueItems``: as a mark for ``UniqueItems`` if the items are texts, otherwise as constants."""
         most, items = node.get("maxItems"), node.get("items", True)
         if "array" not in self._types(node) or (isinstance(most, int) and most <= 1):
-            return None
-        values = None if "prefixItems" in node or isinstance(items, list) else self._values(items)
+            return
+        values = None
+        if "prefixItems" not in node and not isinstance(items, list):
+            if self._is_any_text(items):
+                result[UNIQUE] = True
+                return
+            values = self._values(items)
         if values is None:
-            raise invalid(
-                "keyword 'uniqueItems' is supported only for arrays of at most one item, or of a few constants"
-            )
+            raise invalid("keyword 'uniqueItems' is supported only for arrays of constants, or of texts without limits")
         distinct = list({_key(value): value for value in values}.values())
+        least = max(node.get("minItems") or 0, 0)
+        _check_value(distinct)
+        if all(isinstance(value, str) for value in distinct):
+            if least > len(distinct):
+                raise invalid(f"keyword 'minItems' asks for {least} of {len(distinct)} unique constants")
+            result[UNIQUE] = distinct
+            return
         longest = min(most, len(distinct)) if isinstance(most, int) else len(distinct)
-        lengths = range(max(node.get("minItems") or 0, 0), longest + 1)
+        lengths = range(least, longest + 1)
         if sum(math.perm(len(distinct), length) for length in lengths) > _SEQUENCES:
             raise invalid(
                 f"keyword 'uniqueItems' is supported for at most {_SEQUENCES} sequences, and an array of these "
                 f"{len(distinct)} constants has more"
             )
         arrays = [list(array) for length in lengths for array in permutations(distinct, length)]
-        _check_value(arrays)
         rest = self._types(node) - {"array"}
-        return {"anyOf": [{"enum": arrays}, *({"type": name} for name in sorted(rest))]} if rest else {"enum": arrays}
+        others.append({"anyOf": [{"enum": arrays}, *({"type": name} for name in sorted(rest))]})
+        if isinstance(items, dict) and items.keys() <= {"enum", "const"}:
+            del result["items"]  # which the arrays fit
+
+    def _is_any_text(self, node: Any) -> bool:
+        """Whether the values of a schema are texts, each of which can be made longer."""
+        node = self._followed(node)
+        limits = {"enum", "const", "maxLength", "pattern", "format", "allOf", "anyOf", "oneOf"}
+        return isinstance(node, dict) and node.get("type") in ("string", ["string"]) and not limits & node.keys()
 
     # Properties of schemas, of which some keywords are ignored: the schemas may allow less, but not more.
 

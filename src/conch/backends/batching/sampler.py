@@ -98,12 +98,22 @@ def sample(rows: Sequence[SequenceState], logits: Logits) -> list[Progress]:
     raw = [None if count is None else scores.copy() for count, scores in zip(counts, logits, strict=True)]
     restrict(logits, [row.matcher for row in rows])
     adjust(logits, rows)
-    tokens = choose(logits, rows)
+    tokens = [
+        _admitted(row, token, scores) for row, token, scores in zip(rows, choose(logits, rows), logits, strict=True)
+    ]
     entries = [
         None if scores is None else logprobs(scores, token, count or 0)
         for scores, token, count in zip(raw, tokens, counts, strict=True)
     ]
     return accept(rows, tokens, entries)
+
+
+def _admitted(row: SequenceState, token: int, scores: Logits) -> int:
+    """Return the token, or another one if the row's structure does not admit it; overwrites ``scores``."""
+    while row.matcher is not None and not row.matcher.admits(token) and scores[token] > -np.inf:
+        scores[token] = -np.inf
+        [token] = choose(scores[None], [row])
+    return token
 
 
 def accept(

@@ -66,6 +66,9 @@ def draw(compiled: Any, random: np.random.Generator, *, most: int = 400, soft: i
         scores = _WEIGHTS + random.gumbel(size=len(TOKENS)).astype(np.float32) + (_BONUS if step > soft else 0)
         restrict(scores[None], [matcher])
         token = int(scores.argmax())
+        while not matcher.admits(token) and scores[token] > -np.inf:
+            scores[token] = -np.inf
+            token = int(scores.argmax())
         if (error := matcher.accept(token)) is not None:
             raise error
         if token == EOS:

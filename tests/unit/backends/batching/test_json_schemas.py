@@ -133,6 +133,20 @@ KEYWORDS: dict[str, Any] = {
         "uniqueItems": True,
         "$defs": {"a": {"const": {"x": 1}}},
     },
+    "unique texts": {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/a"}, "b": {"items": {"$ref": "#/$defs/a"}, "type": "array"}},
+        "required": ["a", "b"],
+        "$defs": {
+            "a": {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "minItems": 2, "maxItems": 4}
+        },
+    },
+    "unique text constants": {
+        "type": "array",
+        "items": {"enum": ["a", "ab", "abc", 'a"b', "a\\", "é", "", "b", "c", "true"]},
+        "uniqueItems": True,
+        "minItems": 8,
+    },
     "unique of many": {"items": {"enum": list(range(19))}, "uniqueItems": True, "maxItems": 2, "type": "array"},
     "unique of none": {"items": False, "uniqueItems": True, "type": "array"},
     "unique of one": {"items": {"type": "string"}, "uniqueItems": True, "maxItems": 1, "type": "array"},
@@ -214,9 +228,10 @@ def test_texts_at_the_limits_of_a_schema(schema: Any, allowed: list[str], not_al
         ({"oneOf": [INTEGER, {"type": "number"}]}, "keyword 'oneOf' is supported only if its branches exclude"),
         ({"type": "object", "minProperties": 2}, "keyword 'minProperties' above 1 needs as many names in 'required'"),
         ({"propertyNames": {"minLength": 2}}, "keyword 'propertyNames' is supported only with one of pattern, enum or"),
-        ({"type": "array", "uniqueItems": True}, "keyword 'uniqueItems' is supported only for arrays of at most one"),
+        ({"type": "array", "uniqueItems": True}, "keyword 'uniqueItems' is supported only for arrays of constants, or"),
+        ({"items": {"enum": ["a"]}, "uniqueItems": True, "minItems": 2}, "keyword 'minItems' asks for 2 of 1 unique"),
         (
-            {"items": {"enum": list("abcdef")}, "uniqueItems": True},
+            {"items": {"enum": list(range(6))}, "uniqueItems": True},
             "keyword 'uniqueItems' is supported for at most 400 sequences, and an array of these 6 constants has more",
         ),
         ({"const": 2**53 + 1}, "the constant 9007199254740993 is outside of the range of exact integers"),
