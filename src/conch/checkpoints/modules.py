@@ -23,6 +23,8 @@ DENSE, SPARSE, MULTI_VECTOR = "SentenceTransformer", "SparseEncoder", "MultiVect
 #: PyLate's name of ``MULTI_VECTOR``.
 _PYLATE: Final = "ColBERT"
 
+#: The weights of the heads of BGE-M3.
+HEADS: Final = ("sparse_linear.pt", "colbert_linear.pt")
 #: Modules with a network that transformers loads.
 NETWORKS: Final = frozenset({"Transformer", "MLMTransformer"})
 #: Modules that read texts: those, and tables with a row for each token.
@@ -131,7 +133,8 @@ class EmbeddingModel:
     function that compares its vectors, ``truncate_dim`` the number of elements that are kept (0: all), ``active_dims``
     the number of non-zero elements of a sparse vector (0: all), and ``normalize`` adds a normalization at the end.
     ``prefixes`` are prompts that begin with a token of the vocabulary, which the tokenizer must not divide.
-    ``dimension`` is the size of a vector, -1 if it is unknown or differs between tasks.
+    ``dimension`` is the size of a vector, -1 if it is unknown or differs between tasks. ``heads`` is true for a dense
+    model with the heads of BGE-M3, which also give sparse vectors and a vector per token.
     """
 
     family: str
@@ -144,6 +147,7 @@ class EmbeddingModel:
     normalize: bool = False
     prefixes: tuple[str, ...] = ()
     dimension: int = -1
+    heads: bool = False
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> EmbeddingModel:
@@ -197,6 +201,7 @@ class EmbeddingModel:
             active_dims=_count(checkpoint, settings, "max_active_dims") if family == SPARSE else 0,
             normalize=bool(options.normalize),
             prefixes=tuple(legacy.prefixes.values()),
+            heads=family == DENSE and modules[0].kind in NETWORKS and checkpoint.has(*HEADS),
         )
         for task in model.tasks:
             _check(checkpoint, model.path_of(task), family)

@@ -7,7 +7,7 @@ zeros, and ``num_vectors`` UINT32 ``[1]``. Texts of one request are padded to th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,42 +23,64 @@ COUNT: Final = TensorSpec("num_input_tokens", "UINT32", (1,))
 
 def output_specs(model: EmbeddingModel) -> tuple[TensorSpec, ...]:
     """Return the outputs of a model, without the batch dimension."""
-    if model.family == DENSE:
-        return TensorSpec("embedding", "FP32", (model.dimension,)), COUNT
-    if model.family == SPARSE:
-        return TensorSpec("sparse_indices", "INT64", (-1,)), TensorSpec("sparse_values", "FP32", (-1,)), COUNT
-    return TensorSpec(TOKENS, "FP32", (-1, model.dimension)), TensorSpec("num_vectors", "UINT32", (1,)), COUNT
+    families = (DENSE, SPARSE, MULTI_VECTOR) if model.heads else (model.family,)
+    size = -1 if model.heads else model.dimension
+    specs = {
+        DENSE: (TensorSpec("embedding", "FP32", (model.dimension,)),),
+        SPARSE: (TensorSpec("sparse_indices", "INT64", (-1,)), TensorSpec("sparse_values", "FP32", (-1,))),
+        MULTI_VECTOR: (TensorSpec(TOKENS, "FP32", (-1, size)), TensorSpec("num_vectors", "UINT32", (1,))),
+    }
+    return (*(spec for family in families for spec in specs[family]), COUNT)
 
 
-def values_of(model: EmbeddingModel, features: Features) -> Iterable[Any]:
-    """Return the value of each text: a vector, indices with values, or a vector per token."""
+#: The values of a text by family: a vector, indices with values, or a vector per token.
+Values = Mapping[str, Any]
+
+
+def values_of(model: EmbeddingModel, features: Features) -> Iterable[Values]:
+    """Return the values of each text of a batch."""
     if model.family == MULTI_VECTOR:
         rows = zip(features.arrays[TOKENS], features.arrays[MASK], strict=True)
-        return [vectors[real > 0] for vectors, real in rows]
+        return [{MULTI_VECTOR: vectors[real > 0]} for vectors, real in rows]
     vectors = features.arrays[SENTENCE]
     if model.family == DENSE:
-        return finish(model, vectors)
+        return [{DENSE: vector} for vector in finish(model, vectors)]
     if model.active_dims:
         vectors = largest(vectors, model.active_dims)
-    return [(indices := np.flatnonzero(row), row[indices]) for row in vectors]
+    return [{SPARSE: (indices := np.flatnonzero(row), row[indices])} for row in vectors]
 
 
-def tensors_of(model: EmbeddingModel, values: Sequence[Any]) -> dict[str, Array]:
+def tensors_of(values: Sequence[Values]) -> dict[str, Array]:
     """Return the outputs for the values of a request's texts."""
-    if model.family == DENSE:
-        return {"embedding": stacked(values)}
-    if model.family == SPARSE:
-        width = max([1, *(len(indices) for indices, _ in values)])
-        shape = len(values), width
-        positions, weights = np.full(shape, -1, np.int64), np.zeros(shape, np.float32)
-        for row, (indices, own) in enumerate(values):
-            positions[row, : len(indices)] = indices
-            weights[row, : len(indices)] = own
-        return {"sparse_indices": positions, "sparse_values": weights}
-    counts = np.array([[len(vectors)] for vectors in values], np.uint32)
-    if len(values) == 1:
-        return {TOKENS: values[0][None], "num_vectors": counts}
-    padded = np.zeros((len(values), max(map(len, values)), values[0].shape[1]), np.float32)
-    for row, vectors in enumerate(values):
+    makers: dict[str, Callable[[Sequence[Any]], dict[str, Array]]] = {
+        DENSE: _dense,
+        SPARSE: _sparse,
+        MULTI_VECTOR: _vectors,
+    }
+    tensors: dict[str, Array] = {}
+    for family in values[0]:
+        tensors |= makers[family]([own[family] for own in values])
+    return tensors
+
+
+def _dense(vectors: Sequence[Array]) -> dict[str, Array]:
+    return {"embedding": stacked(vectors)}
+
+
+def _sparse(rows: Sequence[tuple[Array, Array]]) -> dict[str, Array]:
+    shape = len(rows), max([1, *(len(indices) for indices, _ in rows)])
+    positions, weights = np.full(shape, -1, np.int64), np.zeros(shape, np.float32)
+    for row, (indices, own) in enumerate(rows):
+        positions[row, : len(indices)] = indices
+        weights[row, : len(indices)] = own
+    return {"sparse_indices": positions, "sparse_values": weights}
+
+
+def _vectors(rows: Sequence[Array]) -> dict[str, Array]:
+    counts = np.array([[len(vectors)] for vectors in rows], np.uint32)
+    if len(rows) == 1:
+        return {TOKENS: rows[0][None], "num_vectors": counts}
+    padded = np.zeros((len(rows), max(map(len, rows)), rows[0].shape[1]), np.float32)
+    for row, vectors in enumerate(rows):
         padded[row, : len(vectors)] = vectors
     return {TOKENS: padded, "num_vectors": counts}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +17,17 @@ from conch.backends.tasks.engines import HIDDEN_STATES, POOLED
 from conch.backends.tasks.retrieval.outputs import COUNT, tensors_of, values_of
 from conch.backends.tasks.task import ExecutionWork, OpenEngine
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.modules import NETWORKS, TOKENS, EmbeddingModel, Module, joined, predicts_tokens
+from conch.checkpoints.heads import TokenHeads
+from conch.checkpoints.modules import (
+    MULTI_VECTOR,
+    NETWORKS,
+    SPARSE,
+    TOKENS,
+    EmbeddingModel,
+    Module,
+    joined,
+    predicts_tokens,
+)
 from conch.checkpoints.pooling import splade_settings
 from conch.checkpoints.steps import (
     IDS,
@@ -70,9 +79,9 @@ class Pipeline(ABC):
         """Embed all texts of ``batch``; returns the results in order. Takes what ``prepare`` returned."""
 
 
-def result_of(model: EmbeddingModel, encoded: EncodedRequest, values: list[Any]) -> Result:
+def result_of(encoded: EncodedRequest, values: list[Any]) -> Result:
     """Build the result of a request from the values of its texts."""
-    result = Result({**tensors_of(model, values)})
+    result = Result({**tensors_of(values)})
     if COUNT.name in encoded.request.outputs:
         result.outputs[COUNT.name] = np.array([[len(item.ids)] for item in encoded.sequences], np.uint32)
     return result
@@ -113,6 +122,11 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
             # Graphs with a vector per text contain all modules, those of torch only SpladePooling.
             steps = others[pooling + 1 :] if self.engine.name == "torch" else []
         self._steps = Steps(checkpoint, steps, vocabulary_of(tokenizer))
+        self._heads: TokenHeads | None = None
+        if model.heads:
+            special = tokenizer.special
+            ids = (special.cls_id, special.bos_id, special.pad_id, special.unk_id, *special.eos_ids)
+            self._heads = TokenHeads(checkpoint, {id for id in ids if id is not None})
         self._pools_prompt = all(includes_prompt(module) for module in others if module.kind == "Pooling")
         self._expansion = first.config.get("query_expansion") or {}
         self._encoders = self._encoders_by_task()
@@ -192,10 +206,17 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
             tasks=[request.task for request in batch.requests],
             expansion=expansion,
         )
-        return values_of(self.model, self._steps(features))
+        hidden = arrays.get(TOKENS)
+        values = values_of(self.model, self._steps(features))
+        if self._heads is None or hidden is None:
+            return values
+        sparse = self._heads.sparse(hidden, arrays[IDS], batch.mask)
+        vectors = self._heads.vectors(hidden, batch.mask)
+        rows = zip(values, sparse, vectors, strict=True)
+        return [{**own, SPARSE: weights, MULTI_VECTOR: tokens} for own, weights, tokens in rows]
 
     def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
-        return result_of(self.model, encoded, values)
+        return result_of(encoded, values)
 
 
 def open_network(
@@ -350,6 +371,6 @@ class TablePipeline(Pipeline):
         start = 0
         for request in batch:
             end = start + len(request.sequences)
-            results.append(completed(request, values[start:end], partial(result_of, self.model)))
+            results.append(completed(request, values[start:end], result_of))
             start = end
         return results
