@@ -83,3 +83,51 @@ def test_a_model_without_a_batch_dimension_is_refused(tmp_path: Path, stack: Exi
     reply = post(server.http, "/v2/repository/models/single/load")
     assert reply.status == 400 and "has max_batch_size 0" in reply.error
     assert get(server.http, "/v2/health/live").status == 200
+
+
+def pairs(queries: list[str], documents: list[str]) -> list[Any]:
+    """The inputs of a reranker."""
+    return [
+        tensor(name, "BYTES", texts, [len(texts), 1])
+        for name, texts in (("text_input", queries), ("text_pair", documents))
+    ]
+
+
+def score(reply: Any) -> list[float]:
+    assert reply.status == 200, reply.json()
+    return next(output["data"] for output in reply.json()["outputs"] if output["name"] == "score")
+
+
+def test_short_requests_run_between_the_batches_of_a_large_one(
+    tmp_path: Path, stack: ExitStack, background: Callable[..., Future[Any]]
+) -> None:
+    folder = text_checkpoints.write(tmp_path / "rerank" / "1", "AutoModelForSequenceClassification", num_labels=1)
+    (folder / "model.json").write_text('{"max_batch_tokens": 64}')
+    server = stack.enter_context(ConchServer(tmp_path, env=ENVIRONMENT))
+    documents = [f"{text_checkpoints.TEXTS[index % 5]} {index}" for index in range(1000)]
+    large = background(infer, server, "rerank", *pairs(["where is it?"] * 1000, documents))
+    shorts = []
+    while not large.done():
+        shorts.append(score(infer(server, "rerank", *pairs(["where is it?"], documents[-1:]))))
+    scores = score(large.result())
+    assert len(shorts) > 5  # two, if each waited for the end of the large one
+    assert shorts == [pytest.approx(scores[-1:], rel=1e-4)] * len(shorts)
+    part = score(infer(server, "rerank", *pairs(["where is it?"] * 20, documents[:20])))
+    assert scores[:20] == pytest.approx(part, rel=1e-4)
+
+
+def test_pairs_that_cannot_be_scored_get_one_clear_error_and_the_others_a_score(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    text_checkpoints.write(tmp_path / "rerank" / "1", "AutoModelForSequenceClassification", num_labels=1)
+    server = stack.enter_context(ConchServer(tmp_path, env=ENVIRONMENT))
+
+    def error(queries: list[str], documents: list[str]) -> str:
+        return str(infer(server, "rerank", *pairs(queries, documents)).json()["error"])
+
+    assert "inference input 'text_pair' for model 'rerank', got 0" in error([], [])
+    assert "batch-size must be <= 1024 for 'rerank'" in error(["a"] * 10_000, ["b"] * 10_000)
+    assert "The surrogate pair in string is invalid" in error(["a"], ["\ud800"])
+    assert "batch size does not match other inputs" in error(["a", "b"], ["c"])
+    assert len(score(infer(server, "rerank", *pairs(["", "", "a"], ["", "b", ""])))) == 3
+    assert len(score(infer(server, "rerank", *pairs(["a"], ["bus " * 250_000])))) == 1

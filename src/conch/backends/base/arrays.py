@@ -59,6 +59,8 @@ class Result:
     parameters: dict[str, bool | int | float | str] = field(default_factory=dict)
 
 
+#: In place of the result of a request that has not been completed and runs again.
+UNFINISHED: Final = Result({})
 #: Limit for the total size of an input's texts, as a multiple of ``text_limit``.
 TEXTS_TOGETHER: Final = 16
 

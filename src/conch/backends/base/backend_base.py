@@ -22,6 +22,7 @@ import numpy as np
 
 from conch.backends.base.arrays import (
     DTYPES,
+    UNFINISHED,
     Array,
     Request,
     Result,
@@ -328,6 +329,7 @@ class BatchBackend(BackendBase):
     def run(self, requests: Sequence[Request]) -> tuple[Sequence[Result | ConchError], dict[str, int]]:
         """Return the results of ``requests``, in order, and counts of the work done (``work`` of the ``done`` frame).
 
+        The server runs a request with the result ``UNFINISHED`` again, by its serial number, after other requests.
         Called by at most one thread per instance at a time; an exception fails all requests.
         """
 
@@ -376,9 +378,14 @@ class BatchBackend(BackendBase):
                 del self._under_way[request.serial]
         computed = monotonic_ns()
         packer = Packer()
-        responses = [self.pack(request, result, packer) for request, result in zip(requests, results, strict=True)]
+        responses = [
+            None if result is UNFINISHED else self.pack(request, result, packer)
+            for request, result in zip(requests, results, strict=True)
+        ]
         times = (decoded - begin, computed - decoded, monotonic_ns() - computed)
         done = {"op": "done", "batch": header["batch"], "times": times, "responses": responses, "work": work}
+        if None in responses:
+            done["unfinished"] = [index for index, response in enumerate(responses) if response is None]
         self.channel.send(done, packer)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final
 
-from conch.backends.base.arrays import Request, Result, failure
+from conch.backends.base.arrays import UNFINISHED, Request, Result, failure
 from conch.backends.base.backend_base import TRANSFORMERS, BatchBackend, quiet_libraries, versioned
 from conch.backends.tasks.causal import torch_class
 from conch.backends.tasks.engines import PRECISIONS, NetworkEngine, choose, open_engine
@@ -148,12 +148,16 @@ class HuggingFaceBackend(BatchBackend):
         begin = monotonic_ns()
         ready = [self._waiting.take(request) or self._prepared(request) for request in requests]
         spent, self._prepare_ns = self._prepare_ns, 0
-        work = ExecutionWork(prepare_ns=spent, waited_ns=monotonic_ns() - begin)
+        work = ExecutionWork(
+            prepare_ns=spent, waited_ns=monotonic_ns() - begin, others_wait=lambda: len(self._waiting) > 0
+        )
         batch = [entry for entry in ready if not isinstance(entry, ConchError | TokenizedRequest)]
         self.before_computing()
         outcomes = self._task.execute(batch, work) if batch else []
         for entry, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, Result):
+            if outcome is UNFINISHED:
+                self._waiting.add(entry.request, entry)
+            elif isinstance(outcome, Result):
                 self._texts.count(entry, outcome)
         computed = iter(outcomes)
         results = [
@@ -164,7 +168,7 @@ class HuggingFaceBackend(BatchBackend):
             else next(computed)
             for entry in ready
         ]
-        return results, vars(work)
+        return results, work.counts
 
     def _prepared(self, request: Request) -> PreparedRequest | ConchError:
         begin = monotonic_ns()
@@ -232,7 +236,7 @@ class EngineOpener:
 
 
 class PreparedRequests:
-    """Prepared requests that have neither run nor been dropped.
+    """Prepared requests that have neither completed nor been dropped, and do not run.
 
     Messages arrive in order, but several threads handle them. The thread that runs a request waits for the thread that
     prepares it; a drop may arrive before preparation ends.
@@ -242,6 +246,9 @@ class PreparedRequests:
         self._known: dict[int, tuple[Request, PreparedRequest | ConchError]] = {}
         self._dropped: set[int] = set()
         self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def add(self, request: Request, prepared: PreparedRequest | ConchError) -> None:
         with self._changed:

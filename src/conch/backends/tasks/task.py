@@ -39,6 +39,10 @@ class PreparedRequest:
         return None
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass
 class ExecutionWork:
     """Counts and times of one execution: tokens without and with padding, sequences, and runs of the engine.
@@ -46,6 +50,9 @@ class ExecutionWork:
     Times are in nanoseconds. ``prepare_ns`` is the time that the worker spent preparing requests since the last
     execution; ``waited_ns`` is the part of it that delayed this execution. ``arrange_ns`` is spent dividing and padding
     sequences, ``engine_ns`` in the network, and ``answer_ns`` converting its outputs to responses.
+
+    ``others_wait`` tells whether requests wait for the end of this execution. It should then end soon, with results
+    ``UNFINISHED`` if need be.
     """
 
     tokens: int = 0
@@ -57,6 +64,12 @@ class ExecutionWork:
     arrange_ns: int = 0
     engine_ns: int = 0
     answer_ns: int = 0
+    others_wait: Callable[[], bool] = _never
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts and times by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, int)}
 
     def add(self, tokens: int, padded: int, sequences: int) -> None:
         """Count one run of the engine."""
@@ -136,7 +149,8 @@ class Task(ABC):
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         """Run ``batch`` and return the requested outputs of each request, in order.
 
-        The error of a single request is returned in its place; a raised error fails the whole batch.
+        The error of a single request is returned in its place; a raised error fails the whole batch. A request whose
+        result is ``UNFINISHED`` is part of a later batch and continues there.
         """
 
 

@@ -305,9 +305,9 @@ class Dispatcher(Executor):
 
     def _done(self, instance: Instance, execution: Execution) -> None:
         self._record(instance.worker, execution)
-        again = execution.rescheduled
-        if again and not self._scheduler.iterative:
-            for request in again:
+        again = execution.unfinished or execution.rescheduled
+        if execution.rescheduled and not self._scheduler.iterative:
+            for request in execution.rescheduled:
                 self._refuse_to_reschedule(request)
             again = ()
         if self.resources is not None and instance.limited is not None:
@@ -316,9 +316,11 @@ class Dispatcher(Executor):
         if ready and instance.key in self._instances:
             self._free[instance.key] = instance
             self._scheduler.done(instance.key, monotonic_ns(), again)
+        elif ready and execution.unfinished:  # the worker retires after its requests
+            instance.worker.execute(execution.unfinished, partial(self._done, instance))
         if not ready or self._scheduler.stateful:
             self._schedule_dispatch()
-        elif len(self._queue) or self.resources is not None:
+        elif self.resources is not None or self._scheduler.eager(self._free):
             self._dispatch()  # before the responses of this batch are delivered, so that the worker is not idle
 
     def _set_timer(self, wake_at: int) -> None:

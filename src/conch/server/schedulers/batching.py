@@ -74,7 +74,7 @@ class Scheduler:
         """Add an instance that has started or restarted."""
 
     def done(self, key: str, now: int, again: Collection[InferRequest] = ()) -> None:
-        """Record that an instance has completed its batch; ``again`` are the requests that run again."""
+        """Record that an instance has ended its batch; ``again`` are the requests that run again."""
 
     def retire(self, key: str) -> bool:
         """Give an instance no new sequences; return whether it has none left."""
@@ -195,7 +195,25 @@ class HeldScheduler(Scheduler):
         self._count = count
 
     def take(self, now: int) -> BatchDecision:
+        return BatchDecision([]) if self._holds() else self._scheduler.take(now)
+
+    def assign(self, free: Collection[str], now: int) -> BatchDecision:
+        return BatchDecision([]) if self._holds() else self._scheduler.assign(free, now)
+
+    def _holds(self) -> bool:
         if len(self.queue) < self._count:
-            return BatchDecision([])
+            return True
         self._count = 0
-        return self._scheduler.take(now)
+        return False
+
+    def eager(self, free: Collection[str]) -> Collection[str]:
+        return self._scheduler.eager(free)
+
+    def done(self, key: str, now: int, again: Collection[InferRequest] = ()) -> None:
+        self._scheduler.done(key, now, again)
+
+    def retire(self, key: str) -> bool:
+        return self._scheduler.retire(key)
+
+    def lose(self, key: str, error: ConchError, now: int) -> None:
+        self._scheduler.lose(key, error, now)

@@ -6,9 +6,12 @@ the highest priority, so that no request starves, and requests of the same prior
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection
 from itertools import islice, takewhile
 from typing import Final
 
+from conch.core.errors import ConchError, cancelled
 from conch.core.inference import InferRequest
 from conch.core.lengths import runs
 from conch.server.schedulers.batching import BatchDecision, Scheduler
@@ -25,6 +28,10 @@ class TokenBatcher(Scheduler):
 
     A batch that could still grow waits until it has ``minimum_rows`` or its oldest request has waited ``max_delay_us``.
     Without a delay, a batch contains the waiting requests that fit the oldest one when an instance is free.
+
+    A worker may end a batch without having completed its requests, because others wait. Only the same instance can
+    continue them. It alternates between waiting requests and those that it continues, so that a request which arrives
+    does not wait for the rest of a large one, and the large one ends too.
     """
 
     queue: RequestQueue
@@ -43,6 +50,57 @@ class TokenBatcher(Scheduler):
         self._max_batch_size = max_batch_size
         self._budget = max_batch_tokens
         self._max_delay = max_delay_us * NS_PER_US
+        #: Requests to continue, by the key of the instance.
+        self._unfinished: dict[str, deque[InferRequest]] = {}
+        #: Instances whose last batch had to be continued: waiting requests come next.
+        self._interrupted: set[str] = set()
+
+    def assign(self, free: Collection[str], now: int) -> BatchDecision:
+        continuing = [key for key in free if key in self._unfinished]
+        if due := [key for key in continuing if key not in self._interrupted]:
+            return self._continue(due[0])
+        decision = super().assign(free, now)
+        if decision.batch:
+            self._interrupted.discard(decision.instance)
+        elif continuing:
+            return self._continue(continuing[0])
+        return decision
+
+    def eager(self, free: Collection[str]) -> Collection[str]:
+        return super().eager(free) or [key for key in free if key in self._unfinished]
+
+    def done(self, key: str, now: int, again: Collection[InferRequest] = ()) -> None:
+        for request in again:
+            if request.cancelled:
+                request.fail(cancelled())
+            elif not request.finished:
+                request.on_cancel = self._cancel_unfinished
+                self._unfinished.setdefault(key, deque()).append(request)
+                self._interrupted.add(key)
+
+    def retire(self, key: str) -> bool:
+        return key not in self._unfinished
+
+    def lose(self, key: str, error: ConchError, now: int) -> None:
+        self._interrupted.discard(key)
+        for request in self._unfinished.pop(key, ()):
+            request.fail(error)
+
+    def _continue(self, key: str) -> BatchDecision:
+        """Return the next request that an instance continues; it may have ended meanwhile."""
+        requests = self._unfinished[key]
+        batch = [requests.popleft()]
+        if not requests:
+            del self._unfinished[key]
+        return BatchDecision(batch, instance=key)
+
+    def _cancel_unfinished(self, request: InferRequest) -> None:
+        for key, requests in list(self._unfinished.items()):
+            if request in requests:
+                requests.remove(request)
+            if not requests:
+                del self._unfinished[key]
+        request.fail(cancelled())
 
     def take(self, now: int) -> BatchDecision:
         in_order = self.queue.in_order(now)

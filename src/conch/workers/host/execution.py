@@ -21,7 +21,8 @@ class Execution:
     """A batch that runs in a worker.
 
     ``times`` are the compute input, infer and output durations (ns). ``work`` holds the counts of a built-in backend by
-    name (``tokens``, ``padded`` …). ``rescheduled`` are the requests that the model rescheduled.
+    name (``tokens``, ``padded`` …). ``rescheduled`` are the requests that the model rescheduled,
+    ``unfinished`` those that the worker has not completed and continues when it gets them again.
     """
 
     requests: Sequence[InferRequest]
@@ -31,6 +32,7 @@ class Execution:
     work: dict[str, int] = field(default_factory=dict)
     error: ConchError | None = None
     rescheduled: Sequence[InferRequest] = ()
+    unfinished: Sequence[InferRequest] = ()
 
 
 def description(request: InferRequest, packer: Packer) -> dict[str, Any]:
@@ -86,8 +88,10 @@ def responses_of(
 
 
 def take_times(request: InferRequest, times: tuple[int, int, int]) -> None:
-    """Store the compute input, infer and output durations (ns) of the batch of ``request``."""
-    request.times.compute_input, request.times.compute_infer, request.times.compute_output = times
+    """Add the compute input, infer and output durations (ns) of a batch to those of ``request``."""
+    request.times.compute_input += times[0]
+    request.times.compute_infer += times[1]
+    request.times.compute_output += times[2]
 
 
 class Preparation:
@@ -106,8 +110,12 @@ class Preparation:
         except (ConchError, OSError):  # no shared memory now: they are sent with their execution, or fail there
             return
         for request in requests:
-            self._requests[request.serial] = request
-            request.holder = holder
+            self.keep(request, holder)
+
+    def keep(self, request: InferRequest, holder: Holder) -> None:
+        """Record that the worker has a request, which runs later."""
+        self._requests[request.serial] = request
+        request.holder = holder
 
     def take(self, request: InferRequest) -> bool:
         """Remove a request that runs now; return whether the worker has it."""

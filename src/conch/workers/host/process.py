@@ -223,11 +223,11 @@ class WorkerProcess:
         packer = Packer()
         described = []
         for request in requests:
-            request.times.started = execution.started
+            request.times.started = request.times.started or execution.started
             request.on_cancel = self.cancel
-            self._running[request.serial] = request
-            if request.deadline:
+            if request.deadline and request.serial not in self._running:
                 self._deadlines.add(request, self.cancel)
+            self._running[request.serial] = request
             if request.holder is self and self._preparation.take(request):
                 request.holder = None
                 described.append({"serial": request.serial})
@@ -258,10 +258,13 @@ class WorkerProcess:
             self._preparation.add(requests, self)
 
     def drop(self, request: InferRequest) -> None:
-        """Tell the worker to drop a prepared request that will not run here."""
+        """Tell the worker to drop a prepared or unfinished request that will not run here."""
         request.holder = None
+        self._forget(request)
         if self.alive:
             self._preparation.drop(request)
+        if self._idle is not None and self.idle:
+            self._idle.set()
 
     def cancel(self, request: InferRequest) -> None:
         """Tell the model that a request has been cancelled."""
@@ -384,6 +387,12 @@ class WorkerProcess:
         responses = responses_of(header["responses"], unpacker, execution.requests)
         if "rescheduled" in header:
             execution.rescheduled = [execution.requests[index] for index in header["rescheduled"]]
+        if "unfinished" in header:
+            execution.unfinished = [execution.requests[index] for index in header["unfinished"]]
+            for request in execution.unfinished:
+                self._preparation.keep(request, self)
+                if request.finished:  # at its deadline
+                    self.drop(request)
         execution.on_done(execution)
         for request, response in zip(execution.requests, responses, strict=True):
             take_times(request, execution.times)

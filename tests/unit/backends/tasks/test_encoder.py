@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.backends.base.arrays import Request, Result
+from conch.backends.base.arrays import UNFINISHED, Request, Result
 from conch.backends.tasks.encoders.encoder_task import EncoderTask, PaddedBatch
 from conch.backends.tasks.huggingface_backend import make_task
 from conch.backends.tasks.task import ExecutionWork, PreparedRequest
@@ -163,3 +163,35 @@ def test_sequences_that_fill_their_shape_are_not_padded() -> None:
     batch = PaddedBatch(sequences(4, 4), [], 9, (2, 4))
     assert not batch.padded
     assert batch.mask.all()
+
+
+def test_a_large_request_ends_its_batch_after_a_run_if_others_wait_and_continues(folder: Path) -> None:
+    task, engine = opened(folder, max_batch_tokens=100)
+    large = task.prepare(request("logits", text_input=[*TEXTS] * 4))
+    [whole] = task.execute([task.prepare(request("logits", text_input=[*TEXTS] * 4))], ExecutionWork())
+    total = len(engine.shapes)
+    engine.shapes.clear()
+    results, counts = [], []
+    while not results or results[-1] is UNFINISHED:
+        work = ExecutionWork(others_wait=lambda: True)
+        results += task.execute([large], work)
+        counts.append(work.runs)
+        assert work.padded <= 100
+    assert len(counts) > 3 and sum(counts) == total == len(engine.shapes)
+    np.testing.assert_allclose(logits(results[-1]), logits(whole), rtol=1e-5, atol=1e-6)
+
+
+def test_a_request_that_is_cancelled_between_its_batches_ends(folder: Path) -> None:
+    task, _ = opened(folder, max_batch_tokens=100)
+    large = task.prepare(request("logits", text_input=[*TEXTS] * 4))
+    assert task.execute([large], ExecutionWork(others_wait=lambda: True)) == [UNFINISHED]
+    large.request.cancelled = True
+    [result] = task.execute([large], ExecutionWork(others_wait=lambda: True))
+    assert isinstance(result, ConchError) and result.code is Code.CANCELLED
+
+
+def test_counts_of_work_are_numbers() -> None:
+    work = ExecutionWork(others_wait=lambda: True)
+    work.add(5, 8, 2)
+    assert all(type(value) is int for value in work.counts.values())
+    assert (work.counts["tokens"], work.counts["padded"], work.counts["runs"]) == (5, 8, 1)

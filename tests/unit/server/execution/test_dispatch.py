@@ -12,6 +12,7 @@ from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.schedulers.batching import DirectScheduler, DynamicBatcher
 from conch.server.schedulers.queue import RequestQueue
+from conch.server.schedulers.tokens import TokenBatcher
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.child.memory import BufferMap
 from conch.workers.child.packing import Unpacker
@@ -273,3 +274,57 @@ async def test_what_a_worker_generates_is_forgotten_with_it() -> None:
     bench.workers[0].die()
     assert bench.statistics.snapshot()["generation"]["running"] == 0
     await bench.dispatcher.stop(0)
+
+
+async def test_a_large_request_does_not_hold_up_a_short_one_for_more_than_a_batch() -> None:
+    """The worker is an engine that computes 10 pairs in a batch and counts its batches."""
+    statistics = ModelStatistics("m", 1)
+    scheduler = TokenBatcher(RequestQueue(), max_batch_size=1024, max_batch_tokens=1000)
+    dispatcher = Dispatcher(scheduler, statistics, prepares=True)
+    worker = FakeWorker()
+    instance = SupervisedWorker(WorkerPlacement("m_0", "CPU"), None, dispatcher)  # type: ignore[arg-type]
+    dispatcher.add(instance)
+    instance.adopt(worker)  # type: ignore[arg-type]
+    large, short = Answers(), Answers()
+    request = make_request(large)
+    request.length, request.sequences, request.batch_size = 100, 1000, 1000
+    dispatcher.submit(request)
+    batches = []
+    for number in range(200):
+        await settle()
+        if number == 30:
+            dispatcher.submit(make_request(short))
+        if not worker.batches:
+            break
+        [execution] = worker.batches
+        batches.append(list(execution.requests))
+        left = 1000 - 10 * sum(request in batch for batch in batches)
+        if request in execution.requests and left:
+            execution.unfinished = [request]
+        worker.finish_batch()
+    assert len(batches) == 101
+    assert [index for index, batch in enumerate(batches) if request not in batch] == [31]
+    assert (large.finals, large.error, short.finals, short.error) == (1, None, 1, None)
+
+
+async def test_a_worker_that_retires_completes_what_it_has_begun() -> None:
+    statistics = ModelStatistics("m", 1)
+    dispatcher = Dispatcher(
+        TokenBatcher(RequestQueue(), max_batch_size=8, max_batch_tokens=100), statistics, prepares=True
+    )
+    worker, answers = FakeWorker(), Answers()
+    instance = SupervisedWorker(WorkerPlacement("m_0", "CPU"), None, dispatcher)  # type: ignore[arg-type]
+    dispatcher.add(instance)
+    instance.adopt(worker)  # type: ignore[arg-type]
+    dispatcher.submit(make_request(answers))
+    await settle()
+    [execution] = worker.batches
+    dispatcher.keep(())
+    execution.unfinished = execution.requests
+    worker.finish_batch()
+    await settle()
+    assert not worker.stopped
+    worker.finish_batch()
+    assert (answers.finals, answers.error) == (1, None)
+    await dispatcher.finish_retiring()
+    assert worker.stopped

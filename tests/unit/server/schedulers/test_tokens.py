@@ -1,5 +1,6 @@
 """Which requests the token batcher runs together, with the time passed in."""
 
+from conch.core.errors import internal
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import WireTensor
 from conch.server.schedulers.queue import QueuePolicy, RequestQueue
@@ -120,3 +121,66 @@ def test_what_was_taken_from_the_middle_can_no_longer_be_cancelled_in_the_queue(
     assert scheduler.take(0).batch == [middle]
     assert middle.on_cancel is None
     assert len(scheduler.queue) == 0
+
+
+class TestContinuing:
+    """Requests that an instance ends without having completed them, because others wait."""
+
+    def test_a_request_that_arrives_waits_for_one_batch_of_a_large_one(self) -> None:
+        scheduler = batcher()
+        [large] = add(scheduler, request(100, rows=64))
+        assert scheduler.assign(("a",), 0).batch == [large]
+        [short] = add(scheduler, request(5))
+        scheduler.done("a", 0, [large])
+        assert scheduler.assign(("a",), 0).batch == [short]
+        [other] = add(scheduler, request(6))
+        scheduler.done("a", 0)
+        # Then it is the turn of the large one, however many arrive.
+        assert scheduler.assign(("a",), 0).batch == [large]
+        scheduler.done("a", 0, [large])
+        assert scheduler.assign(("a",), 0).batch == [other]
+
+    def test_without_waiting_requests_it_continues_at_once(self) -> None:
+        scheduler = batcher()
+        [large] = add(scheduler, request(100, rows=64))
+        scheduler.assign(("a",), 0)
+        scheduler.done("a", 0, [large])
+        assert scheduler.eager(("a", "b")) == ["a"]
+        assert scheduler.assign(("b",), 0).batch == []
+        decision = scheduler.assign(("b", "a"), 0)
+        assert (decision.batch, decision.instance) == ([large], "a")
+        scheduler.done("a", 0)
+        assert scheduler.assign(("a",), 0).batch == []
+
+    def test_large_requests_take_turns(self) -> None:
+        scheduler = batcher()
+        one, two = add(scheduler, request(100, rows=64), request(100, rows=64))
+        order = []
+        for _ in range(6):
+            order += scheduler.assign(("a",), 0).batch
+            scheduler.done("a", 0, order[-1:])
+        assert order == [one, two, one, two, one, two]
+
+    def test_one_that_is_cancelled_meanwhile_ends_and_does_not_run_again(self) -> None:
+        for cancels_first in (True, False):
+            scheduler = batcher()
+            [large] = add(scheduler, request(100, rows=64))
+            scheduler.assign(("a",), 0)
+            large.on_cancel = None  # as the worker leaves it
+            if cancels_first:
+                large.cancel()
+            scheduler.done("a", 0, [large])
+            large.cancel()
+            assert large.finished
+            assert scheduler.assign(("a",), 0).batch == []
+            assert scheduler.retire("a")
+
+    def test_an_instance_retires_after_what_it_continues_and_fails_it_when_it_dies(self) -> None:
+        scheduler = batcher()
+        [large] = add(scheduler, request(100, rows=64))
+        scheduler.assign(("a",), 0)
+        scheduler.done("a", 0, [large])
+        assert (scheduler.retire("a"), scheduler.retire("b")) == (False, True)
+        scheduler.lose("a", internal("dead"), 0)
+        assert large.finished
+        assert scheduler.retire("a")

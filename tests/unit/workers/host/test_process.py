@@ -375,3 +375,53 @@ async def test_request_that_ends_in_time_does_not_expire() -> None:
     child.received()
     await asyncio.sleep(1)
     assert (client.finals, client.errors, child.received()) == (1, [], [])
+
+
+@fake_clock
+async def test_request_that_is_not_finished_is_continued_by_its_number_with_all_its_times() -> None:
+    process, child = make_process()
+    executions: list[Execution] = []
+    (client,) = run(process, on_done=executions.append)
+    [first] = child.received()
+    child.send({**DONE, "batch": 1, "responses": [None], "unfinished": [0]})
+    await settle()
+    assert (executions[0].unfinished, client.finals, process.idle) == ([client.request], 0, False)
+    started = client.request.times.started
+    process.execute([client.request], executions.append)
+    [again] = child.received()
+    assert again["requests"] == [{"serial": first["requests"][0]["serial"]}]
+    child.done(2, EMPTY)
+    await settle()
+    times = client.request.times
+    assert (times.started, times.compute_input, times.compute_infer, times.compute_output) == (started, 2, 4, 6)
+    assert (client.finals, client.errors, process.idle) == (1, [], True)
+
+
+@fake_clock
+async def test_request_that_ends_before_it_is_continued_is_dropped_by_the_worker() -> None:
+    for ends_first in (True, False):
+        process, child = make_process()
+        (client,) = run(process)
+        if ends_first:
+            client.request.fail(ConchError("late", Code.UNAVAILABLE))
+        child.received()
+        child.send({**DONE, "batch": 1, "responses": [None], "unfinished": [0]})
+        await settle()
+        client.request.fail(ConchError("late", Code.UNAVAILABLE))
+        assert [(header["op"], header.get("serial")) for header in child.received()] == [
+            ("drop", client.request.serial)
+        ]
+        assert process.idle
+
+
+@fake_clock
+async def test_request_that_is_not_finished_fails_with_its_worker() -> None:
+    process, child = make_process()
+    (client,) = run(process)
+    child.send({**DONE, "batch": 1, "responses": [None], "unfinished": [0]})
+    await settle()
+    child.exit(-9)
+    assert client.errors == [UNHEALTHY]
+
+
+DONE: dict[str, Any] = {"op": "done", "times": [1, 2, 3]}

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from conch.backends.base.arrays import Array, Request, Result, failure
+from conch.backends.base.arrays import UNFINISHED, Array, Request, Result, failure
 from conch.backends.base.verification import distance, require_likeness, rounding, unlike
 from conch.backends.tasks.classification import FUNCTION, FUNCTIONS, checked_choice
 from conch.backends.tasks.engines import NetworkEngine
@@ -204,16 +204,17 @@ class EncodedRequest(PreparedRequest):
     """A request as token sequences, in the order of its rows.
 
     ``truncated`` is the number of truncated rows; ``state`` is data that the task keeps for ``extract`` and
-    ``assemble``.
+    ``assemble``. ``values`` has the value of each sequence, None until it is known.
     """
 
-    __slots__ = ("sequences", "state", "truncated")
+    __slots__ = ("sequences", "state", "truncated", "values")
 
     def __init__(self, request: Request, sequences: list[Tokens], truncated: int = 0, state: Any = None) -> None:
         super().__init__(request, max([len(sequence.ids) for sequence in sequences], default=0), len(sequences))
         self.sequences = sequences
         self.truncated = truncated
         self.state = state
+        self.values: list[Any] = [None] * len(sequences)
 
     @property
     def token_counts(self) -> list[int]:
@@ -268,12 +269,18 @@ class EncoderNetwork(ABC):
         encoded: Sequence[EncodedRequest] = batch  # type: ignore[assignment]
         sequences = [sequence for request in encoded for sequence in request.sequences]
         requests = [request for request in encoded for _ in request.sequences]
-        values: list[Any] = [None] * len(sequences)
+        values = [value for request in encoded for value in request.values]
+        left = [index for index, value in enumerate(values) if value is None]
+        spent = 0
         before = monotonic_ns()
-        for indices in self.divide(sequences):
+        for run in self.divide([sequences[index] for index in left]):
+            indices = [left[index] for index in run]
             padded = self._pad([sequences[index] for index in indices], [requests[index] for index in indices])
             if all(request.request.cancelled for request in padded.requests):
                 continue
+            if spent and spent + padded.ids.size > self.budget and work.others_wait():
+                break
+            spent += padded.ids.size
             arrays = padded.arrays(self.engine.inputs, types=self.encoder.types)
             arranged = monotonic_ns()
             outputs = self.compute(arrays, padded, work)
@@ -364,9 +371,15 @@ class EncoderTask(EncoderNetwork, Task):
 def completed(
     encoded: EncodedRequest, values: list[Any], assemble: Callable[[EncodedRequest, list[Any]], Result]
 ) -> Result | ConchError:
-    """Build the result of a request from the ``values`` of its sequences; returns an error instead of raising it."""
+    """Build the result of a request from the ``values`` of its sequences; returns an error instead of raising it.
+
+    While values are missing (None), the result is ``UNFINISHED``, and the request keeps those that are known.
+    """
     if encoded.request.cancelled:
         return cancelled("the request was cancelled")
+    encoded.values = values
+    if any(value is None for value in values):
+        return UNFINISHED
     try:
         result = assemble(encoded, values)
     except Exception as error:
