@@ -383,6 +383,7 @@ _RETRIEVAL: Final = {
     r"(?:/v1)?/pooling": "vllm_pooling",
     r"/tokenize": "vllm_tokenize",
     r"/detokenize": "vllm_detokenize",
+    r"/": "tei_root",
     r"/embed": "tei_embed",
     r"/embed_sparse": "tei_embed_sparse",
     r"/embed_all": "tei_embed_all",

@@ -100,6 +100,10 @@ class Fields:
         """Whether a member has a value and has not been taken."""
         return self._members.get(member) is not None
 
+    def is_object(self, member: str) -> bool:
+        """Whether a member is an object and has not been taken."""
+        return type(self._members.get(member)) is dict
+
     def take(self, member: str) -> Any:
         """Take a member of any type."""
         self._known.add(member)

@@ -51,6 +51,9 @@ ENDPOINTS: Final[Mapping[str, RetrievalEndpoint]] = {
     "tei_rerank": RetrievalEndpoint(TEI, (Kind.RANKER,), tei.read_rerank),
     "tei_predict": RetrievalEndpoint(TEI, (Kind.CLASSIFIER,), tei.read_predict),
     "tei_similarity": RetrievalEndpoint(TEI, (Kind.DENSE,), tei.read_similarity),
+    "tei_root": RetrievalEndpoint(
+        TEI, (Kind.DENSE, Kind.SPARSE, Kind.MULTI_VECTOR, Kind.RANKER, Kind.CLASSIFIER), tei.read_root
+    ),
     "tei_tokenize": RetrievalEndpoint(TEI, (Kind.TOKENIZER,), tei.read_tokenize),
     "tei_decode": RetrievalEndpoint(TEI, (Kind.TOKENIZER,), tei.read_decode),
 }

@@ -112,7 +112,10 @@ def read_texts_or_tokens(fields: Fields, member: str) -> Texts:
         raise ApiError(f"'{path}' has {len(listed)} elements; at most {MAX_TEXTS} are allowed", path, reason=TOO_MANY)
     if type(listed[0]) is list:
         return [checked_tokens(tokens, f"{path}[{index}]") for index, tokens in enumerate(listed)]
-    return checked_texts(listed, path)
+    # Jina writes a text also as an object.
+    return checked_texts(
+        [item["text"] if type(item) is dict and item.keys() == {"text"} else item for item in listed], path
+    )
 
 
 def checked_tokens(ids: Any, path: str) -> list[int]:

@@ -32,12 +32,14 @@ from conch.wire.retrieval.models import (
     LABEL,
     PAIR,
     SCORE,
+    TEI_ROUTES,
     TOKENS,
     VALUES,
     VECTOR_COUNT,
     VECTORS,
     Kind,
     kinds,
+    require,
     vector_output,
 )
 from conch.wire.retrieval.openai import check_dimensions
@@ -289,6 +291,18 @@ def read_similarity(fields: Fields, signature: ModelSignature) -> DecodedRequest
     output = vector_output(signature)
     inputs, rows = text_inputs(signature, [source, *sentences], options, output=output)
     return DecodedRequest(SimilarityPlan(rows=rows, outputs=(output,), parameters=options.parameters), inputs)
+
+
+def read_root(fields: Fields, signature: ModelSignature) -> DecodedRequest:
+    """Read a request to ``/``, which does what the model is for; a source sentence asks for similarities."""
+    readers = {
+        Kind.DENSE: read_embed, Kind.SPARSE: read_embed_sparse, Kind.MULTI_VECTOR: read_embed_all,
+        Kind.RANKER: read_rerank, Kind.CLASSIFIER: read_predict,
+    }  # fmt: skip
+    if fields.is_object("inputs"):
+        require(signature, (Kind.DENSE,), TEI_ROUTES)
+        return read_similarity(fields, signature)
+    return readers[next(kind for kind in kinds(signature) if kind in readers)](fields, signature)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,6 +234,20 @@ def test_similarities_are_cosines_with_the_first_text() -> None:
     assert refusal("tei_similarity", inputs={"source_sentence": "a"}).param == "inputs.sentences"
 
 
+def test_root_path_does_what_the_model_is_for() -> None:
+    assert body(decoded("tei_root", inputs=["a"], normalize=False), embedding=[[1, 2]]) == [[1, 2]]
+    similar = decoded("tei_root", inputs={"source_sentence": "a", "sentences": ["b"]})
+    assert body(similar, embedding=[[1, 0], [0, 1]]) == [0]
+    assert body(decoded("tei_root", RANKER, query="q", texts=["a"]), score=[[0.5]]) == [{"index": 0, "score": 0.5}]
+    error = refusal("tei_root", RANKER, inputs={"source_sentence": "a", "sentences": ["b"]})
+    assert error.code is Code.UNSUPPORTED
+
+
+def test_jinas_objects_with_a_text_are_texts() -> None:
+    assert texts(decoded("embeddings", input=[{"text": "a"}, "b"])) == [["a", "b"]]
+    assert refusal("embeddings", input=[{"image": "a"}]).param == "input[0]"
+
+
 def test_sparse_vectors_are_indices_with_values_without_padding() -> None:
     request = decoded("tei_embed_sparse", SPARSE, inputs=["a", "b"])
     answer = body(request, sparse_indices=[[3, 9], [5, -1]], sparse_values=[[0.5, 1], [2, 0]])
