@@ -110,7 +110,7 @@ class Retrieval:
         """Return the only model of one of these kinds, for requests that name none.
 
         A model that was never loaded has an unknown kind, and counts if no other model does. Raises UNSUPPORTED if
-        there is none, INVALID_ARG if there are several.
+        there is none (UNAVAILABLE while models are being loaded), INVALID_ARG if there are several.
         """
         names, unknown = [], []
         for name in self._server.ready_models():
@@ -123,6 +123,8 @@ class Retrieval:
         if len(names) > 1:
             shown = ", ".join(f"'{name}'" for name in names[:10])
             raise ApiError(f"several models can serve this request: name one of {shown} in 'model'", "model")
+        if not names and not self._server.ready:
+            raise unavailable("the server is not ready: models are being loaded")
         if not names:
             wanted = " or ".join(kind.value for kind in accepted)
             raise ApiError(f"this server has no model that {wanted}", "model", code=Code.UNSUPPORTED)

@@ -273,3 +273,4 @@ async def test_info_and_health_are_those_of_tei(site: Site) -> None:
     assert site.ask("/health") == (200, None)
     site.ready = False
     assert site.ask("/health")[0] == 503
+    assert site.ask("/predict", {"inputs": "a"})[0] == 503
