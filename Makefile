@@ -7,6 +7,7 @@
 # make test-slow                  the others: run them before a release
 # make test-llamacpp              the engine llamacpp on the real llama.cpp, which it compiles first
 # make test-vllm                  the engine vllm on the real vLLM, on a CPU
+# make test-clients               the clients of retrieval: Cohere, LangChain, LlamaIndex, Haystack
 # make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
 # make simulate                   random programs on a simulated server for ten minutes: make simulate SECONDS=60
 # make check                      format, lint, types and import layers
@@ -44,11 +45,11 @@ MODELS_PART := $(MODELS)
 UNIT_PART := tests/unit tests/fuzz $(call ignore,$(MEASURING) $(MODELS))
 DEPLOY_PART := tests/deploy
 LAST_PART := $(BENCHMARKS) \
-	$(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostile deploy llamacpp vllm __pycache__),$(wildcard tests/*/))
+	$(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostile deploy llamacpp vllm clients __pycache__),$(wildcard tests/*/))
 
 CYCLES ?= 1000
 
-.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm announce fuzz simulate check bench soak docs wheel
+.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients announce fuzz simulate check bench soak docs wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -63,7 +64,7 @@ else
 endif
 
 test-slow: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
-	$(BIN)/pytest tests -m slow --ignore=tests/llamacpp --ignore=tests/vllm $(ARGS)
+	$(BIN)/pytest tests -m slow --ignore=tests/llamacpp --ignore=tests/vllm --ignore=tests/clients $(ARGS)
 
 # Parts of about the same length; the first one mostly waits.
 FAST_WAITING := tests/unit/measure/perf
@@ -94,6 +95,11 @@ test-llamacpp:
 test-vllm:
 	$(MAKE) .venv-vllm/stamps/vllm VENV=.venv-vllm CONSTRAINTS=constraints-newest.txt
 	.venv-vllm/bin/pytest tests/vllm $(ARGS)
+
+# The clients have many packages that nothing else needs: an environment of their own.
+test-clients:
+	$(MAKE) .venv-clients/stamps/clients VENV=.venv-clients CONSTRAINTS=constraints-newest.txt
+	.venv-clients/bin/pytest tests/clients $(ARGS)
 
 # Guided by coverage where atheris can be installed, which is not for every Python.
 FUZZ_SECONDS ?= 3600
@@ -151,6 +157,13 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 $(STAMPS)/llamacpp: $(STAMPS)/models
 	@echo "Compiling llama.cpp with a C++ compiler, which takes minutes on all cores ..."
 	@CMAKE_ARGS=-DLLAVA_BUILD=OFF $(PIP) -e ".[llamacpp]" openai pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+$(STAMPS)/clients: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
+	@echo "Installing conch with the clients of retrieval into $(VENV) ..."
+	@$(PIP) -e . requests pytest pytest-asyncio pytest-timeout "tritonclient[grpc,http]" openai cohere huggingface_hub \
+		langchain-openai langchain-cohere llama-index-embeddings-openai-like \
+		llama-index-embeddings-text-embeddings-inference llama-index-postprocessor-tei-rerank haystack-ai
 	@touch $@
 
 # A build for CPUs.  Its packages for images and sound are not needed for text and have no build for this PyTorch.
