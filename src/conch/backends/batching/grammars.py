@@ -92,7 +92,8 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: TextTokenizer, tokens: TokenBytes, vocabulary: int, eos_ids: tuple[int, ...]) -> None:
         self._tokenizer, self._tokens, self._vocabulary, self._eos_ids = tokenizer, tokens, vocabulary, eos_ids
-        self._known: Any = None
+        #: llguidance's tokenizers for JSON and for other structures.
+        self._known: dict[bool, Any] = {}
 
     def compile(self, structure: Structure) -> CompiledStructure:
         """Compile a structure, for any number of sequences.
@@ -109,12 +110,14 @@ class GrammarCompiler:
             raise _refusal(structure, error.message) from None
         except Exception as error:  # converting a grammar raises errors of many types
             raise _refusal(structure, str(error)) from None
-        if self._known is None:
-            self._known = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=list(self._eos_ids))
+        if not self._known:
+            known = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=list(self._eos_ids))
+            # Masks are cached for parts of the vocabulary; in JSON, for others than elsewhere.
+            self._known = {True: known.with_slices(known.json_slices()), False: known}
         limits = llguidance.LLParserLimits(
             max_items_in_row=MAX_STATES, step_max_items=MAX_MASK_STATES, verbose_errors=False
         )
-        matcher = matchers(self._known, grammar, log_level=0, limits=limits)
+        matcher = matchers(self._known[schema is not None], grammar, log_level=0, limits=limits)
         trial = matcher.deep_copy()
         random = np.random.default_rng(0)
         for _ in range(_TRIAL_TOKENS):
@@ -238,7 +241,11 @@ def _refusal(structure: Structure, reason: str) -> ConchError:
 
 def _reason(matcher: Any) -> str:
     """Return why a matcher failed."""
-    error = _line(matcher.get_error())
+    text = matcher.get_error()
+    error = _line(text)
+    if error.startswith("regex parse error"):
+        # The lines in between show the expression.
+        return f"regex parse error: {text.rpartition('error: ')[2].strip()}"
     return next((reason for part, reason in _REASONS.items() if part in error), error)
 
 

@@ -247,7 +247,10 @@ def test_texts_at_the_limits_of_a_schema(schema: Any, allowed: list[str], not_al
         ({"pattern": r"(a)\1"}, r"the pattern '(a)\1' has '\1', which is not supported"),
         ({"pattern": "[]a]"}, "the pattern '[]a]' has an empty class, which validators read differently"),
         ({"pattern": "[a"}, "the pattern '[a' has a class without an end"),
-        ({"pattern": "(?!a)b"}, "regex parse error:"),
+        (
+            {"pattern": "(?!a)b"},
+            "regex parse error: look-around, including look-ahead and look-behind, is not supported",
+        ),
         ({"anyOf": 3}, "keyword 'anyOf' must be a list of JSON schemas"),
         ({"properties": []}, "keyword 'properties' must be an object"),
         ({"items": 3}, "a JSON schema must be an object or true or false"),
