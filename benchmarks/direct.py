@@ -40,7 +40,7 @@ STAGES: Final = (
     ("server", "batched", "scheduler", "one turn of the event loop, so that others can join"),
     ("server", "encoded", "channel", "form the batch, encode the frame"),
     ("worker", "received", "channel, kernel", "write to the worker; it wakes up, reads and decodes the frame"),
-    ("worker", "tokenising", "worker", "make the request's tensors"),
+    ("worker", "tokenising", "worker", "create the request's tensors"),
     ("worker", "tokenised", "tokenise", "text to token ids"),
     ("worker", "started", "worker", "plan the runs, make the arrays"),
     ("worker", "computed", "engine", "the network"),

@@ -16,7 +16,7 @@ DOCS: Final = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belong to the tests
 
 from conch.deploy.ray.options import RayCommandOptions  # noqa: E402
-from conch.measure.analyze.options import not_taken  # noqa: E402
+from conch.measure.analyze.options import unsupported  # noqa: E402
 from conch.measure.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
 from conch.measure.perf.options import PerfOptions  # noqa: E402
 from conch.measure.reports.report import Table  # noqa: E402
@@ -102,7 +102,7 @@ def _flags_and_meaning(option: Option) -> list[str]:
     return [flags, _FORM.sub(r"`\1`", option.description.removesuffix("."))]
 
 
-def _analyze_not_taken(reasons: Mapping[str, str]) -> Callable[[], str]:
+def _analyze_unsupported(reasons: Mapping[str, str]) -> Callable[[], str]:
     return lambda: _table(["model analyzer's option", "why"], ([f"`{name}`", why] for name, why in reasons.items()))
 
 
@@ -136,8 +136,8 @@ def _some(cases: list[str]) -> str:
 
 _TABLES: Final[dict[str, Callable[[], str]]] = {
     "analyze options": _analyze_options,
-    "analyze without effect": _analyze_not_taken(not_taken.NO_EFFECT),
-    "analyze refused": _analyze_not_taken(not_taken.REFUSED),
+    "analyze without effect": _analyze_unsupported(unsupported.NO_EFFECT),
+    "analyze refused": _analyze_unsupported(unsupported.REFUSED),
     "perf options": _options_of(PerfOptions),
     "ray options": _options_of(RayCommandOptions),
     "flags": _flags,

@@ -16,9 +16,9 @@ import click
 from conch.cli.options import OptionsCommand, hidden_option
 from conch.cli.status import INTERRUPTED
 from conch.core.errors import ConchError, internal, invalid, one_line, unavailable
-from conch.measure.analyze.options.not_taken import NO_EFFECT, REFUSED
 from conch.measure.analyze.options.reading import read_settings
 from conch.measure.analyze.options.settings import OPTIONS, AnalyzeSettings
+from conch.measure.analyze.options.unsupported import NO_EFFECT, REFUSED
 from conch.measure.analyze.results import is_name_of_candidate
 from conch.options.declaration import File, flag_of, option, options_of
 

@@ -91,7 +91,7 @@ def test_an_interrupted_search_says_so(folder: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["report", "-e", "nowhere"], "nowhere/results.json is not there: run 'conch analyze profile' first"),
+        (["report", "-e", "nowhere"], "nowhere/results.json does not exist: run 'conch analyze profile' first"),
         (["profile"], "profile_models: name the models to measure"),
         (["profile", "--profile-models", "a", "--mode", "docker"], "--mode: conch does not start containers"),
         (["profile", "--profile-models", "a", "--constraint", "p99<1"], "'p99<1' has no unit"),

@@ -59,7 +59,7 @@ def best_first(labels: Sequence[str], scores: Array, k: int | None) -> tuple[Str
 
 
 def checked_top_k(value: Any, maximum: int) -> int:
-    """Return ``top_k``, limited to ``most``. Raises INVALID_ARG unless it is a positive integer."""
+    """Return ``top_k``, limited to ``maximum``. Raises INVALID_ARG unless it is a positive integer."""
     try:
         k = int(value)
     except (TypeError, ValueError):
@@ -89,10 +89,10 @@ def max_labels(options: Options) -> int:
 
 
 def check_labels(count: int, maximum: int) -> None:
-    """Raise INVALID_ARG if a row has more than ``most`` labels."""
+    """Raise INVALID_ARG if a row has more than ``maximum`` labels."""
     if count > maximum:
         raise invalid(
-            f"input 'candidate_labels' has {count} labels in a row; at most {maximum} are taken "
+            f"input 'candidate_labels' has {count} labels in a row; at most {maximum} are allowed "
             "(parameter 'max_candidate_labels')"
         )
 
@@ -120,7 +120,7 @@ def check_template(template: Any, *, formatted: bool = False) -> None:
     """
     if not isinstance(template, str) or template.count("{}") != 1 or len(template) > _MAX_TEMPLATE:
         raise invalid(
-            f"hypothesis_template is '{str(template)[:100]}'; it must have one place for the label, written {{}}, "
+            f"hypothesis_template is '{str(template)[:100]}'; it must have one placeholder for the label, {{}}, "
             f"and at most {_MAX_TEMPLATE} characters"
         )
     if formatted and any(brace in template.replace("{}", "") for brace in "{}"):

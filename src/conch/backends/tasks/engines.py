@@ -404,7 +404,7 @@ def open_engine(
     elif graph is None:
         raise invalid(f"checkpoint {checkpoint.directory} has no graph for engine '{name}': convert it, or use torch")
     elif name == "openvino" and device != "cpu":
-        raise unsupported("engine 'openvino' runs on CPUs: set instance_group kind KIND_CPU, or another engine")
+        raise unsupported("engine 'openvino' runs only on CPUs: set instance_group kind KIND_CPU, or another engine")
     elif graph.suffix == ".plan":
         raise unsupported(f"'{graph.name}' is a serialised TensorRT engine: choose a variant that is an ONNX file")
     elif name == "openvino":

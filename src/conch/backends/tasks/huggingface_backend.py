@@ -98,8 +98,8 @@ class HuggingFaceBackend(BatchBackend):
     def load(self, instance: Mapping[str, Any]) -> None:
         if not self._batched:
             raise invalid(
-                f"model '{self.model['name']}' has max_batch_size 0; backend 'huggingface' needs 1 at least, as the "
-                "tensors of its tasks have a batch dimension"
+                f"model '{self.model['name']}' has max_batch_size 0; backend 'huggingface' needs at least 1, because "
+                "the tensors of its tasks have a batch dimension"
             )
         checkpoint = self._checkpoint
         self.dependencies = checkpoint.dependencies

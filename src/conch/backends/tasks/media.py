@@ -99,7 +99,7 @@ def sounds_of(request: Request, rate: int, *, seconds: int, min_samples: int) ->
     """Return the audio of each row at ``rate`` Hz, from input ``audio`` or else ``samples``; empty without both.
 
     Raises INVALID_ARG, naming the input and the row, for a recording that cannot be read, is longer than ``seconds``,
-    or has fewer samples than ``least``.
+    or has fewer samples than ``min_samples``.
     """
     if request.has("audio"):
         name = "audio"
@@ -166,7 +166,7 @@ def audio(data: bytes, rate: int, *, seconds: int = MAX_SECONDS, name: str = "au
             seconds = min(seconds, seconds * _USUAL_RATE // file.samplerate)
             limit = seconds * file.samplerate
             if file.frames >= _UNKNOWN:
-                raise _broken(name, row, "its header does not say how long it is; write it to a file, not to a pipe")
+                raise _broken(name, row, "its header does not contain its length; write it to a file, not to a pipe")
             # The header may be wrong, so the limit is checked again while reading.
             if file.frames > limit:
                 raise _too_long(name, row, file.frames / file.samplerate, seconds)
@@ -198,7 +198,7 @@ def resample(values: Samples, source_rate: int, rate: int) -> Samples:
     """Resample from ``source_rate`` Hz to ``rate`` Hz with a polyphase filter."""
     if source_rate == rate or not len(values):
         return values
-    resample_poly = extras.load(f"sound at {source_rate} Hz for a model of {rate} Hz", "scipy.signal").resample_poly
+    resample_poly = extras.load(f"audio at {source_rate} Hz for a model of {rate} Hz", "scipy.signal").resample_poly
     divisor = int(np.gcd(source_rate, rate))
     resampled: Samples = resample_poly(values, rate // divisor, source_rate // divisor).astype(np.float32, copy=False)
     return resampled
@@ -222,7 +222,7 @@ def image(data: bytes, *, pixels: int = MAX_PIXELS, name: str = "image", row: in
                 raise _broken(
                     name,
                     row,
-                    f"it is {file.width}x{file.height}; one side may be {_MAX_ASPECT} times the other at most",
+                    f"it is {file.width}x{file.height}; one side may be at most {_MAX_ASPECT} times the other",
                 )
             return ImageOps.exif_transpose(file).convert("RGB")
     except ConchError:
@@ -254,7 +254,7 @@ def images(files: Sequence[bytes], *, pixels: int, per_row: int = 1) -> list[Ima
 
 
 def example_sound(rate: int, min_samples: int) -> Samples:
-    """Return a second of noise at ``rate`` Hz, or ``least`` samples if that is longer."""
+    """Return a second of noise at ``rate`` Hz, or ``min_samples`` samples if that is longer."""
     return np.random.default_rng(0).uniform(-0.5, 0.5, max(rate, min_samples)).astype(np.float32)
 
 
@@ -286,9 +286,9 @@ def _check_rate(rate: int, name: str, row: int) -> None:
 
 def _checked(values: Samples, name: str, row: int) -> Samples:
     if not len(values):
-        raise _broken(name, row, "it holds no samples")
+        raise _broken(name, row, "it contains no samples")
     if not np.isfinite(values).all():
-        raise _broken(name, row, "it holds samples that are not numbers")
+        raise _broken(name, row, "it contains samples that are not finite numbers")
     return values
 
 

@@ -164,7 +164,7 @@ def _check_amount(name: str, value: Any) -> None:
     """Raise INVALID_ARG for a number above the maximum of its argument."""
     greatest = _GREATEST.get(name, _ANY_GREATEST)
     if isinstance(value, int | float) and not abs(value) <= greatest:
-        raise invalid(f"argument '{name}' of input 'options' is {value}; it must be {greatest} at most")
+        raise invalid(f"argument '{name}' of input 'options' is {value}; it must be at most {greatest}")
 
 
 def _generation_parameters() -> frozenset[str]:
@@ -177,7 +177,7 @@ def _generation_parameters() -> frozenset[str]:
 def _unknown(name: str, known: frozenset[str]) -> ConchError:
     some = sorted(known)
     return invalid(
-        f"argument '{name}' of input 'options' cannot be given; those that can are: "
+        f"argument '{name}' of input 'options' is not allowed; the allowed arguments are: "
         f"{', '.join(some[:40])}{' ...' if len(some) > 40 else ''}"
     )
 
@@ -364,7 +364,7 @@ class PipelineTask(Task):
         if "candidate_labels" in self._names:
             labels = request.texts("candidate_labels")
             if not labels or len(labels) % len(values):
-                raise invalid("input 'candidate_labels' needs one label at least")
+                raise invalid("input 'candidate_labels' needs at least one label")
             check_labels(len(labels) // len(values), self._labels)
             _spread(values, "candidate_labels", labels, always_lists=True)
         if "table" in self._names:
@@ -376,7 +376,7 @@ class PipelineTask(Task):
         if "audio" in self._names:
             count = request.has("audio") + request.has("samples")
             if count > 1:
-                raise invalid("a request has at most one of the inputs 'audio' and 'samples'")
+                raise invalid("a request may have only one of the inputs 'audio' and 'samples'")
             if self._needs_sound and not count:
                 raise invalid("a request needs one of the inputs 'audio' and 'samples'")
             sounds = media.sounds_of(request, self._rate, seconds=self._seconds, min_samples=self._shortest)

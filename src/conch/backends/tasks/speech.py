@@ -111,7 +111,7 @@ class SpeechRecognition(Task):
         media.max_seconds(checkpoint.options)
         chunk = checkpoint.options.number("chunk_length_s")
         if chunk and chunk < SHORT:
-            raise invalid(f"parameter 'chunk_length_s' is {chunk:g}; it must be 0 (no chunks) or {SHORT} at least")
+            raise invalid(f"parameter 'chunk_length_s' is {chunk:g}; it must be 0 (no chunks) or at least {SHORT}")
         return DESCRIPTION
 
     def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
@@ -163,7 +163,7 @@ class SpeechRecognition(Task):
         try:
             chunks = list(self._pipeline.preprocess(_raw(samples, self._rate), **chunked))
         except ValueError as error:
-            raise invalid(f"sound of {len(samples)} samples does not suit the model: {one_line(error)}") from error
+            raise invalid(f"the model does not accept audio of {len(samples)} samples: {one_line(error)}") from error
         recording = _Recording(request, len(samples) / self._rate, timestamps, generation, chunks)
         if self._windows(recording):
             # Timestamps determine where Whisper's next window begins.
@@ -178,13 +178,13 @@ class SpeechRecognition(Task):
         kind = request.option("return_timestamps", "none")
         known = _TIMESTAMPS.get(self._kind, {"none": False})
         if kind not in known:
-            raise invalid(f"input 'return_timestamps' is '{kind}'; this model can give: {', '.join(known)}")
+            raise invalid(f"input 'return_timestamps' is '{kind}'; this model supports: {', '.join(known)}")
         return known[kind]
 
     def _generation(self, request: Request) -> dict[str, Any]:
         names = [name for name in ("language", "task", *_GENERATION) if request.has(name)]
         if names and self._kind not in ("seq2seq_whisper", "seq2seq"):
-            raise invalid(f"input '{names[0]}' is not for this model: it reads sound off, frame by frame")
+            raise invalid(f"input '{names[0]}' is not supported by this model, which transcribes frame by frame")
         generation = generation_arguments(request, _GENERATION)
         for name in ("language", "task"):
             value = request.option(name)

@@ -79,13 +79,13 @@ class ExecutionWork:
         self.runs += 1
 
 
-def library_failure(what: str, error: Exception, *, of_request: bool = False) -> ConchError:
+def library_failure(label: str, error: Exception, *, of_request: bool = False) -> ConchError:
     """Return the error of a request during which a library raised ``error``.
 
     INVALID_ARG for a ValueError or with ``of_request`` (the request caused the error); otherwise INTERNAL.
     """
     kind = invalid if of_request or isinstance(error, ValueError) else internal
-    return kind(f"{what} failed: {one_line(error)}")
+    return kind(f"{label} failed: {one_line(error)}")
 
 
 #: Loads the network with a class of transformers (``AutoModel`` …); the class determines the head. Embeddings also give

@@ -129,9 +129,8 @@ class LanguageTokens:
 
     def _unknown(self, language: str, name: str) -> Exception:
         some = ", ".join(self._codes[:20]) + (" ..." if len(self._codes) > 20 else "")
-        return invalid(
-            f"input '{name}' is '{language}', which this model does not know" + (f"; some: {some}" if some else "")
-        )
+        supported = f"; supported are {some}" if some else ""
+        return invalid(f"input '{name}' is '{language}', which this model does not support{supported}")
 
 
 def languages_of(tokenizer: Any, config: Mapping[str, Any], task: str) -> Languages:
@@ -281,7 +280,7 @@ class Text2Text(Task):
         if not self._model.config.is_encoder_decoder:
             raise invalid(
                 f"task '{checkpoint.task}' needs an encoder-decoder, which {type(self._model).__name__} of "
-                f"'{checkpoint.source}' is not: it continues texts, and may read more than that"
+                f"'{checkpoint.source}' is not"
             )
         self._languages = languages_of(self._tokenizer, checkpoint.config, checkpoint.task)
         #: Protects the tokenizer, which keeps languages and truncation as state.
@@ -322,7 +321,7 @@ class Text2Text(Task):
                 encoded[row] = cut["input_ids"]
         for row, ids in enumerate(encoded):
             if not ids:
-                raise invalid(f"input 'text_input' gives no tokens in row {row}; the model needs one at least")
+                raise invalid(f"input 'text_input' has no tokens in row {row}; the model needs at least one")
         return PreparedTexts(request, encoded, self._parameters(requested, implied), len(long))
 
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:

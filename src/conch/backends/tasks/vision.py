@@ -86,7 +86,7 @@ class ImageClassification(Task):
             arrays = self._arrays(images)
         except (ValueError, TypeError, ZeroDivisionError) as error:
             # The processor cannot resize the image to the network's size.
-            raise invalid(f"input 'image' does not suit the model: {error}") from error
+            raise invalid(f"the model does not accept input 'image': {error}") from error
         return PreparedImages(request, arrays, top_k)
 
     def _arrays(self, images: Sequence[Any]) -> dict[str, Array]:

@@ -182,7 +182,7 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterable[str]
             names = ", ".join(sorted(key for key in {*old, *new} if old.get(key) != new.get(key)))
             yield f"the measurement settings have changed ({names}): all measurements are repeated"
         else:
-            yield f"the {name} is another one, so all measurements are repeated: it was {was}, and is {text}"
+            yield f"the {name} has changed from {was} to {text}: all measurements are repeated"
 
 
 def _key(candidate: Candidate) -> str:

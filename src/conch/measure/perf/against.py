@@ -87,13 +87,13 @@ class Comparison:
             return "other processes used the machine, so no ratio is reliable: measure again when it is idle"
         name = "p50" if open_load else THROUGHPUT
         figure = next(figure for figure in self.figures if figure.name == name)
-        what = f"takes {figure.ratio:.2f} times as long" if open_load else f"answers {figure.ratio:.2f} times as many"
+        ratio = f"B has {figure.ratio:.2f} times the {'median latency' if open_load else 'throughput'}"
         if figure.interval is None:
-            return f"B {what} in a single round, so the noise is unknown"
+            return f"{ratio} in a single round, so the noise is unknown"
         within = f"({figure.interval.low:.2f} … {figure.interval.high:.2f})"
         if figure.differs:
-            return f"B {what} {within}: the difference is larger than the noise"
-        return f"no significant difference: B {what} {within}"
+            return f"{ratio} {within}: the difference is larger than the noise"
+        return f"no significant difference: {ratio} {within}"
 
     @property
     def warnings(self) -> Iterator[str]:

@@ -28,9 +28,9 @@ METRICS_PORT: Final = 8002
 #: The stages of a worker's computation: the metric of each (µs), and its description.
 WORKER_STAGES: Final[Mapping[str, str]] = {
     "conch_tokenize_wait_duration_us": "decode and tokenise what was not prepared in the queue",
-    "conch_arrange_duration_us": "divide, pad and make the arrays",
+    "conch_arrange_duration_us": "divide, pad and create the arrays",
     "conch_engine_duration_us": "the network",
-    "conch_answer_duration_us": "make responses: pooling, scores, labels",
+    "conch_answer_duration_us": "create responses: pooling, scores, labels",
 }
 _LINE: Final = re.compile(r"(\w+)\{([^}]*)\} ([0-9.eE+-]+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -109,7 +109,7 @@ def breakdown(measured: Measured, model: str, protocol: str, stages: StageTotals
     late_rows = [TimeSpent("client", "wait for its turn to send", late)] if late > 1e-6 else []
     rows = [*late_rows, TimeSpent("client", "send", send)]
     if server is None or not request:
-        rows.append(TimeSpent("server", f"everything: it counts nothing of '{model}'", between))
+        rows.append(TimeSpent("server", f"everything: it has no statistics of '{model}'", between))
     else:
         rows.append(TimeSpent("network", f"kernel and network both ways, {protocol} in the server", between))
         rows += _within(server, request, measured.server, stages)
@@ -128,14 +128,14 @@ def _within(
         return
     handed = request - sum(parts.values())
     yield TimeSpent("channel", "to the worker and back: encode, wake up, decode", handed)
-    yield TimeSpent("worker", "make the request's tensors", parts["compute_input"])
+    yield TimeSpent("worker", "create the request's tensors", parts["compute_input"])
     infer = parts["compute_infer"]
     shares = {name: min(1.0, value / stages.infer) for name, value in stages.by_metric.items() if stages.infer > 0}
     if any(shares.values()):
-        for name, what in WORKER_STAGES.items():
-            yield TimeSpent("engine" if name == "conch_engine_duration_us" else "worker", what,
+        for name, activity in WORKER_STAGES.items():
+            yield TimeSpent("engine" if name == "conch_engine_duration_us" else "worker", activity,
                             infer * shares.get(name, 0.0))  # fmt: skip
-        yield TimeSpent("worker", "the rest of computing", infer * max(0.0, 1 - sum(shares.values())))
+        yield TimeSpent("worker", "other computation", infer * max(0.0, 1 - sum(shares.values())))
     else:
         yield TimeSpent("worker", "compute: the model's own code", infer)
     yield TimeSpent("worker", "encode the response's tensors", parts["compute_output"])
@@ -151,7 +151,7 @@ def _steps(server: ServerFigures, seconds: float, others: Sequence[ServerFigures
             mean = stage.average * stage.count / requests
             spent += mean
             yield TimeSpent("step", f"{other.model}: {stage.count / requests:.2g} requests to it", mean)
-    yield TimeSpent("ensemble", "between steps (negative: steps that ran at once)", seconds - spent)
+    yield TimeSpent("ensemble", "between steps (negative: steps ran concurrently)", seconds - spent)
 
 
 def _average(server: ServerFigures | None, stage: str) -> float:

@@ -70,18 +70,20 @@ class MachineWatch:
         cores = (self._used[1] - before[1]) / wall if wall > 0 else 0.0
         return WindowReading(interference, cores, self._resident())
 
-    def machine(self, sights: Sequence[WindowReading]) -> MachineFigures:
-        """Return the figures of the machine over the windows of ``sights``."""
+    def machine(self, readings: Sequence[WindowReading]) -> MachineFigures:
+        """Return the figures of the machine over the windows of ``readings``."""
         return MachineFigures(
-            self._facts, self._load_before, load_average(), _mean(sight.interference for sight in sights),
+            self._facts, self._load_before, load_average(), _mean(reading.interference for reading in readings),
             () if self.unseen else self._times.rivals(monotonic() - self._started), self.unseen,
         )  # fmt: skip
 
-    def resources(self, sights: Sequence[WindowReading]) -> ResourceFigures | None:
-        """Return the server's resources over the windows of ``sights``; None if its processes were not found."""
-        if not self._server or not sights:
+    def resources(self, readings: Sequence[WindowReading]) -> ResourceFigures | None:
+        """Return the server's resources over the windows of ``readings``; None if its processes were not found."""
+        if not self._server or not readings:
             return None
-        return ResourceFigures(fmean(sight.cores for sight in sights), max(sight.memory for sight in sights))
+        return ResourceFigures(
+            fmean(reading.cores for reading in readings), max(reading.memory for reading in readings)
+        )
 
     def _resident(self) -> int:
         """Return the server's memory, read at intervals because the kernel scans all its pages for each reading."""

@@ -134,7 +134,7 @@ class Measured:
     @property
     def warnings(self) -> Iterator[str]:
         """Reasons to doubt the figures, one sentence each."""
-        yield from self._of_answers()
+        yield from self._of_responses()
         if self.disturbed and self.machine is not None:
             yield f"disturbed: {self.machine.taken}; {len(self._quiet())} of {len(self.windows)} windows were quiet"
         throttled = self.machine.interference.throttled if self.machine is not None else 0.0
@@ -151,14 +151,13 @@ class Measured:
         if self.limit and self._per_second > NEAR_LIMIT * self.limit:
             yield (
                 f"{self._per_second:,.0f} requests a second are {self._per_second / self.limit:.0%} of the"
-                f" {self.limit:,.0f} that the senders can do at this level, so the figures are theirs as well as the"
-                " server's"
+                f" {self.limit:,.0f} that the senders can reach at this level, so the figures depend on the senders too"
             )
 
-    def _of_answers(self) -> Iterator[str]:
+    def _of_responses(self) -> Iterator[str]:
         if self.gone:
-            after = f"after {self.figures.requests} answers" if self.figures.requests else "without any answer"
-            yield f"the server stopped answering, {after}: {self.gone}"
+            point = f"after {self.figures.requests} responses" if self.figures.requests else "before the first response"
+            yield f"the server stopped responding {point}: {self.gone}"
         elif not self.figures.requests:
             yield self._silence()
         elif self.stopped:
@@ -167,18 +166,18 @@ class Measured:
         elif self.missing:
             ended = self.figures.requests + self.failed
             yield (
-                f"only {ended} of {ended + self.missing} requests have ended: the others wait for up to"
-                f" {self.oldest:.1f} s, and the figures are without them"
+                f"only {ended} of {ended + self.missing} requests completed: the others have waited for up to"
+                f" {self.oldest:.1f} s and are excluded from the figures"
             )
         elif len(self.windows) < WINDOWS and not self.stable:
-            yield f"{len(self.windows)} of the {WINDOWS} windows that have to agree were taken: allow more (-r)"
+            yield f"only {len(self.windows)} of the {WINDOWS} windows that must agree were measured: allow more (-r)"
         elif not self.stable:
             yield f"the last {WINDOWS} windows do not agree: measure longer (-p), or allow more (-s)"
         if self._behind:
             throughput = self.figures.requests / self.figures.seconds
             yield (
-                f"{throughput:.1f} of {self.rate:g} requests a second were answered and {self.unfinished} wait, for up "
-                f"to {self.oldest:.1f} s: latencies grow as long as this continues"
+                f"{throughput:.1f} of {self.rate:g} requests a second completed, and {self.unfinished} have waited for "
+                f"up to {self.oldest:.1f} s: latencies grow as long as this continues"
             )
         if self.failed:
             sent = self.failed + self.figures.requests
@@ -195,8 +194,8 @@ class Measured:
         if self.failed:
             return f"no request succeeded in {seconds:.1f} s"
         return (
-            f"no request was answered in {seconds:.1f} s, {self.unfinished} wait for up to {self.oldest:.1f} s: the"
-            " server hangs, or windows are too short for its answers (-p)"
+            f"no request completed in {seconds:.1f} s, and {self.unfinished} have waited for up to {self.oldest:.1f} s:"
+            " the server hangs, or windows are too short for its responses (-p)"
         )
 
     def _quiet(self) -> list[WindowFigures]:

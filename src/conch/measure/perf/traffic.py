@@ -112,11 +112,11 @@ def _numbered(payloads: list[Payload], beginnings: Sequence[bytes]) -> list[Payl
 def _check_generate(plan: PerfPlan, sample_set: SampleSet, largest: int) -> None:
     name = f"--endpoint {plan.endpoint}"
     if plan.protocol == "grpc" or largest > 1:
-        raise invalid(f"{name} is for one inference a request, over HTTP")
+        raise invalid(f"{name} supports only HTTP, with one inference per request")
     if sample_set.expected:
-        raise invalid(f"{name}: validation_data is for infer; texts are not compared")
+        raise invalid(f"{name}: validation_data is only for infer, because texts are not compared")
     if plan.shared_memory or plan.sequences is not None:
-        raise invalid(f"{name} has neither shared memory nor sequences")
+        raise invalid(f"{name} supports neither shared memory nor sequences")
 
 
 def _check_infer(plan: PerfPlan, model: ModelSpec, largest: int, *, sequences: bool) -> None:
@@ -156,9 +156,7 @@ def _sequences(plan: PerfPlan, sample_set: SampleSet) -> SequencePlan:
             f"--sequence-id-range {options.first}:{options.last}: {plan.callers} sequences at a time need as many ids"
         )
     if options.last and plan.rates is None and not plan.concurrency.last:
-        raise invalid(
-            "--sequence-id-range with an end is for callers whose number has one: give --concurrency-range one"
-        )
+        raise invalid("--sequence-id-range with an end requires --concurrency-range with an end")
     form: Literal["json", "grpc"] = "grpc" if plan.protocol == "grpc" else "json"
     return SequencePlan(sample_set.streams, form, length, options.variation, options.first, options.last)
 
@@ -219,7 +217,7 @@ class ExpectedOutputs:
     def __call__(self, payload: int, response: bytes, json_size: int = 0) -> str:
         """Return the difference of a response from the expected one, empty if none; other outputs are ignored.
 
-        ``answer`` is a ``ModelInferResponse``, or an HTTP body with a JSON part of ``json_size`` bytes (0: all of it).
+        ``response`` is a ``ModelInferResponse``, or an HTTP body whose first ``json_size`` bytes are JSON (0: all).
         """
         expected = self.expected[payload]
         if not expected:

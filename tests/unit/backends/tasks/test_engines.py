@@ -266,7 +266,7 @@ def test_torch_runs_a_checkpoint(bert: Path) -> None:
 def test_openvino_is_refused_on_a_gpu(tmp_path: Path) -> None:
     checkpoint = _checkpoint(tmp_path, "openvino", graph=tmp_path / "model.xml")
     checkpoint.options = Options(engine="openvino")
-    with pytest.raises(ConchError, match="engine 'openvino' runs on CPUs"):
+    with pytest.raises(ConchError, match="engine 'openvino' runs only on CPUs"):
         open_engine(checkpoint, head="AutoModel", device="cuda")
 
 

@@ -205,7 +205,7 @@ def test_task_that_transformers_does_not_have_is_refused_by_name(causal: Path) -
     ],
 )
 def test_arguments_that_are_not_for_clients_are_refused(causal: Path, options: str) -> None:
-    with pytest.raises(ConchError, match="of input 'options' cannot be given") as caught:
+    with pytest.raises(ConchError, match="of input 'options' is not allowed") as caught:
         open_task(causal).prepare(ask({"text_input": [PROMPT]}, options=options))
     assert caught.value.code is Code.INVALID_ARG
 
@@ -223,7 +223,7 @@ def test_arguments_that_are_not_for_clients_are_refused(causal: Path, options: s
 def test_numbers_that_ask_for_more_than_a_request_can_mean_are_refused(
     causal: Path, options: str, greatest: int
 ) -> None:
-    with pytest.raises(ConchError, match=f"of input 'options' is .*; it must be {greatest} at most") as caught:
+    with pytest.raises(ConchError, match=f"of input 'options' is .*; it must be at most {greatest}") as caught:
         open_task(causal).prepare(ask({"text_input": [PROMPT]}, options=options))
     assert caught.value.code is Code.INVALID_ARG
 
@@ -236,7 +236,7 @@ def test_words_of_a_command_line_are_not_for_clients() -> None:
             raise AssertionError
 
     for name in ("lang", "tesseract_config"):
-        with pytest.raises(ConchError, match=f"argument '{name}' of input 'options' cannot be given"):
+        with pytest.raises(ConchError, match=f"argument '{name}' of input 'options' is not allowed"):
             arguments(Documents(), "document-question-answering", json.dumps({name: "-c debug_file=/tmp/x"}), 0)
 
 
@@ -266,7 +266,7 @@ def test_hypothesis_template_is_no_format(clip: Path, template: Any, message: st
 def test_labels_of_a_row_are_limited_by_a_parameter(clip: Path) -> None:
     task = open_task(clip, task="zero-shot-image-classification", max_candidate_labels=2)
     with pytest.raises(
-        ConchError, match=r"has 3 labels in a row; at most 2 are taken \(parameter 'max_candidate_labels'"
+        ConchError, match=r"has 3 labels in a row; at most 2 are allowed \(parameter 'max_candidate_labels'"
     ):
         task.prepare(ask({"image": [image_file()], "candidate_labels": [["a", "b", "c"]]}))
 

@@ -175,10 +175,10 @@ def test_rows_of_a_request_keep_their_order(ctc: Task) -> None:
         ({"audio": [b"/etc/passwd"]}, {}, "it is text, but not base64"),
         ({"audio": [b"http://example.com/a.wav"]}, {}, "not a WAV, FLAC or OGG file"),
         ({"audio": [b""]}, {}, "it is empty"),
-        ({"samples": np.zeros((1, 0), np.float32)}, {}, "it holds no samples"),
-        ({"samples": np.full((1, 400), np.nan, np.float32)}, {}, "not numbers"),
+        ({"samples": np.zeros((1, 0), np.float32)}, {}, "it contains no samples"),
+        ({"samples": np.full((1, 400), np.nan, np.float32)}, {}, "not finite numbers"),
         ({"samples": SHORT[None]}, {"sampling_rate": 3}, "sampling rate is 3 Hz"),
-        ({"samples": SHORT[None]}, {"return_timestamps": "page"}, "this model can give: none, segment, word"),
+        ({"samples": SHORT[None]}, {"return_timestamps": "page"}, "this model supports: none, segment, word"),
         ({"samples": SHORT[None]}, {"task": "sing"}, "transcribe or translate"),
     ],
 )
@@ -191,7 +191,7 @@ def test_what_cannot_be_heard_is_refused(
 
 
 def test_models_without_languages_refuse_one(ctc: Task) -> None:
-    with pytest.raises(ConchError, match="input 'language' is not for this model"):
+    with pytest.raises(ConchError, match="input 'language' is not supported by this model"):
         ctc.prepare(ask({"samples": SHORT[None]}, language="de"))
 
 

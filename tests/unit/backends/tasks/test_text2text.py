@@ -133,7 +133,7 @@ def test_languages_are_tokens_where_the_tokenizer_has_them(tmp_path: Path) -> No
     pairs = [("eng_Latn", "deu_Latn"), ("fra_Latn", "eng_Latn"), ("eng_Latn", "fra_Latn")]
     requests = [ask({"text_input": [SHORT]}, src_lang=one, tgt_lang=other, max_new_tokens=8) for one, other in pairs]
     assert texts(task, *requests) == [[translate(*pair)] for pair in pairs]
-    with pytest.raises(ConchError, match="input 'tgt_lang' is 'Klingon', which this model does not know"):
+    with pytest.raises(ConchError, match="input 'tgt_lang' is 'Klingon', which this model does not support"):
         task.prepare(ask({"text_input": [SHORT]}, tgt_lang="Klingon"))
 
 

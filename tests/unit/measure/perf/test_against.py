@@ -45,8 +45,9 @@ def test_a_machine_that_becomes_slower_does_so_for_both() -> None:
     assert len(found.rounds) == 5
     assert figure(found).ratio == pytest.approx(2, rel=1e-3) and figure(found).differs
     assert figure(found, "p50").ratio == pytest.approx(0.5, rel=1e-3)
-    assert found.sentence() == "B answers 2.00 times as many (2.00 … 2.00): the difference is larger than the noise"
-    assert found.sentence(open_load=True).startswith("B takes 0.50 times as long")
+    expected = "B has 2.00 times the throughput (2.00 … 2.00): the difference is larger than the noise"
+    assert found.sentence() == expected
+    assert found.sentence(open_load=True).startswith("B has 0.50 times the median latency")
     assert found.whole
 
 
@@ -61,7 +62,7 @@ def test_noise_is_no_difference() -> None:
     wrong = sum(figure(compare(1, taking(noisy()), taking(noisy()), 5)).differs for _ in range(50))
     assert wrong <= 6
     found = compare(1, taking(iter([100, 101, 99, 100])), taking(iter([101, 99, 100, 101])), 2)
-    assert found.sentence().startswith("no significant difference: B answers 1.0")
+    assert found.sentence().startswith("no significant difference: B has 1.0")
     assert "a single round" in compare(1, taking(iter([1, 1])), taking(iter([2, 2])), 1).sentence()
 
 
@@ -82,7 +83,7 @@ def test_a_side_that_ends_leaves_the_rounds_before() -> None:
     found = compare(1, lambda: turn(100), lambda: next(turns), 5)
     assert len(found.rounds) == 1 and not found.whole
     ended, failed = found.warnings
-    assert ended == "B: the server stopped answering, without any answer: refused"
+    assert ended == "B: the server stopped responding before the first response: refused"
     assert failed == "3 requests to B failed and are excluded from the latencies: no"
     nothing = compare(1, lambda: turn(0, gone="refused"), lambda: turn(1), 5)
     assert nothing.sentence() == "nothing could be compared"
@@ -109,7 +110,7 @@ def test_two_servers_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
         assert a.answered and b.answered
     assert status == 0
     shown = capsys.readouterr().out
-    assert ("B answers 0." in shown or "no ratio is reliable" in shown) and "infer/s" in shown
+    assert ("B has 0." in shown or "no ratio is reliable" in shown) and "infer/s" in shown
     [level] = json.loads(document.read_text())["levels"]
     # One caller: 100 answers a second against 25, less what the machine takes.
     assert 0.1 < level["figures"][0]["ratio"] < 0.6

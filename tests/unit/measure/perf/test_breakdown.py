@@ -49,8 +49,8 @@ def test_steps_add_up_to_the_clients_latency() -> None:
     assert found["to the worker and back"] == pytest.approx(0.0007)
     # Half of what the executions took, and so half of this request's.
     assert found["the network"] == pytest.approx(0.003)
-    assert found["divide, pad and make the arrays"] == pytest.approx(0.0006)
-    assert found["the rest of computing"] == pytest.approx(0.0024)
+    assert found["divide, pad and create the arrays"] == pytest.approx(0.0006)
+    assert found["other computation"] == pytest.approx(0.0024)
 
 
 def test_model_whose_worker_counts_nothing_computes_in_one_piece() -> None:

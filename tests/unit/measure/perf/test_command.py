@@ -29,7 +29,7 @@ def test_a_server_that_dies_leaves_what_was_measured_before(tmp_path: Path, caps
         options = ["-u", f"127.0.0.1:{server.port}", "--concurrency-range", "1:9:2", "-f", csv, "--json", document]
         status = main(["perf", *QUICK, *map(str, options)])
     assert status == 1
-    assert "the server stopped answering" in capsys.readouterr().out.replace("\n", " ")
+    assert "the server stopped responding" in capsys.readouterr().out.replace("\n", " ")
     levels = json.loads(document.read_text())["levels"]
     assert len(csv.read_text().splitlines()) == 1 + len(levels) < 1 + 5
     assert levels[-1]["gone"] and not levels[0]["gone"] and levels[0]["requests"]

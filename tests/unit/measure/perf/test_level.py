@@ -99,7 +99,7 @@ def test_a_rate_that_the_server_does_not_follow_is_reported(answered: int) -> No
     _, measured = take(FakeSenders(lambda second: answered, waiting=50), plan)
     told = [warning for warning in measured.warnings if "of 200 requests a second" in warning]
     assert [warning.partition(":")[0] for warning in told] == (
-        ["100.0 of 200 requests a second were answered and 50 wait, for up to 0.0 s"] if answered == 100 else []
+        ["100.0 of 200 requests a second completed, and 50 have waited for up to 0.0 s"] if answered == 100 else []
     )
 
 
@@ -144,7 +144,7 @@ def test_a_server_that_dies_leaves_the_figures_of_before() -> None:
     assert [bool(window.figures.failures) for window in run.windows] == [False, False, True, True]
     assert measured.figures.throughput == pytest.approx(100, rel=0.05)
     assert next(iter(measured.warnings)) == (
-        f"the server stopped answering, after {measured.figures.requests} answers: no server responds at h:1: refused"
+        f"the server stopped responding after {measured.figures.requests} responses: no server responds at h:1: refused"
     )
     assert not measured.whole and not measured.stable
 
@@ -153,7 +153,7 @@ def test_a_level_without_answers_ends_when_that_is_sure() -> None:
     run, measured = take(FakeSenders(lambda second: 0))
     assert len(run.windows) == 5  # of a second each: five seconds may be one slow answer
     [warning] = measured.warnings
-    assert warning.startswith("no request was answered in 5.") and "the server hangs" in warning
+    assert warning.startswith("no request completed in 5.") and "the server hangs" in warning
     failing = PerfPlan("m", Address("h", 1), interval=5.0)
     run, measured = take(FakeSenders(lambda second: 10, fail=range(100)), failing)
     assert len(run.windows) == 3 and "no request succeeded" in next(iter(measured.warnings))
@@ -222,7 +222,7 @@ def test_requests_that_get_no_answer_are_missed() -> None:
     plan = PerfPlan("m", Address("h", 1), warm_up=0.0, requests=10, total_requests=10, trials=1)
     _, measured = take(FakeSenders(lambda second: 3 * (second == 1)), plan)
     assert (measured.figures.requests, measured.missing) == (3, 7) and not measured.whole
-    assert next(iter(measured.warnings)).startswith("only 3 of 10 requests have ended")
+    assert next(iter(measured.warnings)).startswith("only 3 of 10 requests completed")
     # They waited for nothing: that is part of how long it took.
     assert measured.figures.seconds >= 15
 

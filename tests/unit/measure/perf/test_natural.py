@@ -171,7 +171,7 @@ def test_requests_have_the_batches_of_the_mix() -> None:
     ):
         with pytest.raises(ConchError, match=told):
             samples(_model("text_input"), options)
-    with pytest.raises(ConchError, match="model 'm' takes none"):
+    with pytest.raises(ConchError, match="model 'm' takes no texts"):
         samples(_model("x:FP32"), DataOptions(mix=parse_mix("1x16")))
 
 

@@ -114,7 +114,7 @@ def test_folders_have_a_file_for_each_input(model: ModelSpec, tmp_path: Path) ->
     (tmp_path / "ids").write_bytes(bytes(16))
     [found] = samples(model, DataOptions(str(tmp_path), {"ids": (2,)})).samples
     assert found["ids"].data == bytes(16)
-    with pytest.raises(ConchError, match="16 bytes, and INT64"):
+    with pytest.raises(ConchError, match="16 bytes, but INT64"):
         samples(model, DataOptions(str(tmp_path), {"ids": (3,)}))
 
 
@@ -199,8 +199,8 @@ def test_right_outputs_belong_to_samples(model: ModelSpec, tmp_path: Path) -> No
     [
         ({"content": [1, 2], "shape": [1, 2]}, r"the shape \[1,2\] does not fit \[-1\]"),
         ({"content": [1, 2], "shape": "2"}, "'shape' is not a list of dimensions"),
-        ({"content": [1, 2], "shape": [3]}, r"2 values, and the shape \[3\] takes 3"),
-        ({"b64": "AAAA", "shape": [2]}, r"3 bytes, and INT64 \[2\] takes 16"),
+        ({"content": [1, 2], "shape": [3]}, r"2 values, but the shape \[3\] takes 3"),
+        ({"b64": "AAAA", "shape": [2]}, r"3 bytes, but INT64 \[2\] takes 16"),
         ({"value": 1}, "expected 'content' or 'b64'"),
     ],
 )
@@ -245,7 +245,7 @@ def test_data_that_cannot_be_sent_is_not_made(model: ModelSpec, options: DataOpt
 
 def test_regions_need_room() -> None:
     layout = MemoryLayout("conch_perf_test", {}, 1 << 50)
-    with pytest.raises(ConchError, match=r"there is no region of 1,125,899,906,842,624 bytes"):
+    with pytest.raises(ConchError, match=r"a region of 1,125,899,906,842,624 bytes cannot be created"):
         SharedRegion(layout, Nobody())
 
 

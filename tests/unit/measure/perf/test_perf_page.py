@@ -39,7 +39,7 @@ def test_warnings_come_before_figures_and_nothing_is_no_silent_zero() -> None:
     none = replace(level(), figures=replace(level().figures, requests=0, throughput=0.0, latency=None), windows=())
     made = report(PLAN, "server at x", "conch perf -m m", [none], [None])
     assert isinstance(made.opening[0], Note) and made.opening[0].kind == "error"
-    assert "no request was answered" in made.opening[0].text
+    assert "no request completed" in made.opening[0].text
     assert "No request succeeded" in made.lead
     assert "conch perf -m m" in html(made)
 
@@ -113,5 +113,5 @@ def test_a_comparison_is_reported_with_its_ratios(tmp_path: Path) -> None:
         )
     text = report.read_text()
     assert "B over A" in text
-    assert "At concurrency 1: B answers 0." in text or "At concurrency 1: other processes used the machine" in text
+    assert "At concurrency 1: B has 0." in text or "At concurrency 1: other processes used the machine" in text
     assert f"127.0.0.1:{b.port}" in text and "p99 (ms)" in text

@@ -66,11 +66,11 @@ def test_the_server_is_found_by_its_port_with_all_that_it_has_started() -> None:
 
 def test_a_server_that_cannot_be_seen_causes_no_other_suspicion() -> None:
     elsewhere = find_server(Address("192.0.2.1", 8000))
-    assert elsewhere.unseen == "the server's machine, 192.0.2.1, was not seen"
+    assert elsewhere.unseen == "the server runs on another machine, 192.0.2.1"
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         hidden = find_server(Address("127.0.0.1", nobody.getsockname()[1]))
-    assert "the interference is not known" in hidden.unseen
+    assert "the interference is unknown" in hidden.unseen
     watch = MachineWatch(hidden)
     reading = watch.since_last()
     assert reading.interference.others == 0 and watch.resources([reading]) is None

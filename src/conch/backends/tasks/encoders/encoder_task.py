@@ -77,7 +77,7 @@ class PaddedBatch:
         return {name: array[:count] for name, array in outputs.items()}
 
     def arrays(self, names: Collection[str], *, types: bool) -> dict[str, Array]:
-        """Return the network's inputs; ``wanted`` has the input names of the network.
+        """Return the network's inputs; ``names`` are the input names of the network.
 
         ``types`` is true if the tokenizer produces token types. Without them ``token_type_ids`` is omitted, because
         zeros are not the default of every network.

@@ -221,7 +221,7 @@ class QuestionAnswering(EncoderTask):
         return EncodedRequest(request, sequences, 0, (contexts, rows, k, longest, empty))
 
     def _count(self, request: Request, name: str, maximum: int = MANY) -> int:
-        """Return a number of tokens: the request's input, else the parameter, else the default limited to ``most``."""
+        """Return a number of tokens: the request's input, else the parameter, else the default, at most ``maximum``."""
         default, minimum = _COUNTS[name]
         count = request.option(name) if request.has(name) else self.options.integer(name, min(default, maximum))
         return checked_count(name, count, minimum)

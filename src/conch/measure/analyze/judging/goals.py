@@ -235,13 +235,13 @@ def title(figure: Figure) -> str:
 
 def _phrase(model_goals: ModelGoals) -> str:
     weighted = len({objective.weight for objective in model_goals.objectives}) > 1
-    wishes = []
+    phrases = []
     for objective in model_goals.objectives:
         figure = _figure(objective.metric)
-        wish = "highest" if figure.more_is_better else "least" if figure.name in _LEAST else "lowest"
-        wishes.append(f"{wish} {title(figure)}" + (f" (weight {objective.weight:g})" if weighted else ""))
+        degree = "highest" if figure.more_is_better else "least" if figure.name in _LEAST else "lowest"
+        phrases.append(f"{degree} {title(figure)}" + (f" (weight {objective.weight:g})" if weighted else ""))
     limits = [bound for constraint in model_goals.constraints for bound in bounds(constraint)]
-    return _listed(wishes) + (f" with {_listed(limits)}" if limits else "")
+    return _listed(phrases) + (f" with {_listed(limits)}" if limits else "")
 
 
 def bounds(constraint: Constraint) -> list[str]:

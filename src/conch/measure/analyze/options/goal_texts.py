@@ -45,7 +45,7 @@ def named(option: str, text: Any) -> Figure:
     figure = metric(name)
     if figure is None:
         names = (*KNOWN, "latency_p99", *MODEL_ANALYZERS)
-        hint = did_you_mean(str(text), names, f"there are latency:p99 (any percentile), {', '.join(KNOWN)}")
+        hint = did_you_mean(str(text), names, f"the figures are latency:p99 (any percentile), {', '.join(KNOWN)}")
         raise OptionProblem(f"{option}: there is no figure '{text}'; {hint}", f"{option}.{text}")
     return figure
 
@@ -75,7 +75,7 @@ def constraints(name: str, value: Any) -> tuple[Constraint, ...]:
     else:
         texts = value.split(",") if isinstance(value, str) else value
         if not isinstance(texts, Sequence):
-            raise wrong(name, value, "bounds, as p99<100ms")
+            raise wrong(name, value, "bounds such as p99<100ms")
         parsed = [
             constraint
             for text in texts
@@ -101,7 +101,7 @@ def _listed(name: str, key: Any, bounds: Any) -> Constraint:
     """Read ``{perf_latency_p99: {max: 100}}``: latencies in ms, memory in MB."""
     figure = named(name, key)
     if not isinstance(bounds, Mapping) or not bounds or not set(bounds) <= {"min", "max"}:
-        raise wrong(f"{name}.{key}", bounds, "a bound: it has min, max or both")
+        raise wrong(f"{name}.{key}", bounds, "a mapping with min, max or both")
     minimum, maximum = (
         positive(f"{name}.{key}.{end}", bounds[end]) * figure.scale if end in bounds else None for end in ("min", "max")
     )
@@ -111,7 +111,7 @@ def _listed(name: str, key: Any, bounds: Any) -> Constraint:
 def _written(name: str, text: Any) -> Constraint:
     matched = _BOUND.fullmatch(text) if isinstance(text, str) else None
     if matched is None:
-        raise wrong(name, text, "a bound, as p99<100ms, memory<4GB or throughput>50")
+        raise wrong(name, text, "a bound such as p99<100ms, memory<4GB or throughput>50")
     figure = named(name, matched[1])
     limit = positive(name, matched[3]) * _scale(name, text, figure, matched[4])
     return Constraint(figure.name, maximum=limit) if "<" in matched[2] else Constraint(figure.name, minimum=limit)

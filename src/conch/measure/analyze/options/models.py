@@ -61,36 +61,36 @@ def models(name: str, value: Any) -> tuple[ModelSettings, ...]:
     settings = [_model(f"{name}.{key}", values.text(name, key), options) for key, options in listed]
     twice = {model.name for model in settings if sum(model.name == other.name for other in settings) > 1}
     if not settings or twice:
-        raise invalid(f"{name}: {'there is no model' if not settings else f'{min(twice)} is there twice'}")
+        raise invalid(f"{name}: {'no model is given' if not settings else f'{min(twice)} is given twice'}")
     return tuple(settings)
 
 
-def _model(where: str, name: str, options: Any) -> ModelSettings:
+def _model(path: str, name: str, options: Any) -> ModelSettings:
     if options is None:
         return ModelSettings(name=name)
     if not isinstance(options, Mapping):
-        raise values.wrong(where, options, "a mapping of the model's settings")
+        raise values.wrong(path, options, "a mapping of the model's settings")
     fields: dict[str, Any] = {}
     for key, value in options.items():
         if key == "parameters":
-            fields |= _parameters(f"{where}.parameters", value)
+            fields |= _parameters(f"{path}.parameters", value)
         elif key in _KEYS:
             target, read = _KEYS[key]
-            fields[target] = read(f"{where}.{key}", value)
+            fields[target] = read(f"{path}.{key}", value)
         else:
-            raise _unknown(where, key, ("parameters", *_KEYS))
+            raise _unknown(path, key, ("parameters", *_KEYS))
     return ModelSettings(name=name, **fields)
 
 
-def _parameters(where: str, value: Any) -> dict[str, Any]:
+def _parameters(path: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise values.wrong(where, value, "a mapping with batch_sizes, concurrency or request_rate")
+        raise values.wrong(path, value, "a mapping with batch_sizes, concurrency or request_rate")
     for key in value:
         if key not in _PARAMETERS:
-            raise _unknown(where, key, tuple(_PARAMETERS))
-    return {key: _PARAMETERS[key](f"{where}.{key}", option) for key, option in value.items()}
+            raise _unknown(path, key, tuple(_PARAMETERS))
+    return {key: _PARAMETERS[key](f"{path}.{key}", option) for key, option in value.items()}
 
 
-def _unknown(where: str, key: Any, known: tuple[str, ...]) -> values.OptionProblem:
-    hint = did_you_mean(str(key), known, f"it has {', '.join(known)}")
-    return values.OptionProblem(f"{where}: there is no '{key}'; {hint}", f"{where}.{key}")
+def _unknown(path: str, key: Any, known: tuple[str, ...]) -> values.OptionProblem:
+    hint = did_you_mean(str(key), known, f"the keys are {', '.join(known)}")
+    return values.OptionProblem(f"{path}: unknown key '{key}'; {hint}", f"{path}.{key}")

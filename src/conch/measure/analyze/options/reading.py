@@ -13,8 +13,8 @@ from typing import Any, Final
 from conch.config.reading import read_small
 from conch.core.errors import ConchError, did_you_mean, invalid, one_line
 from conch.machine import extras
-from conch.measure.analyze.options.not_taken import NO_EFFECT, REFUSED, harmless
 from conch.measure.analyze.options.settings import OPTIONS, AnalyzeSettings
+from conch.measure.analyze.options.unsupported import NO_EFFECT, REFUSED, harmless
 from conch.measure.analyze.options.values import OptionProblem
 from conch.options.declaration import flag_of
 
@@ -63,7 +63,7 @@ def _note(path: Path, root: Any) -> dict[str, int]:
     def note(node: Any, where: str) -> None:
         if isinstance(node.value, str) or id(node) in noted:
             return
-        noted.add(id(node))  # an alias is one node at several places
+        noted.add(id(node))  # an alias is one node in several locations
         names: dict[str, int] = {}
         for child in node.value:
             # An element of a list has the path of the list, so that both forms of a model have the same path.
@@ -73,7 +73,7 @@ def _note(path: Path, root: Any) -> dict[str, int]:
                 note(value, where)
                 continue
             if key is not value and key.value in names:
-                raise invalid(f"{path}, line {line}: '{key.value}' is in line {names[key.value]} already")
+                raise invalid(f"{path}, line {line}: '{key.value}' is already in line {names[key.value]}")
             names[key.value] = line
             below = f"{where}.{key.value}" if where else key.value
             lines.setdefault(below, line)
@@ -135,7 +135,7 @@ def _take(chosen: dict[str, Any], warnings: list[str], key: str, value: Any, *, 
 
 def _placed(document: SettingsFile, error: ConchError, key: str) -> ConchError:
     """Return the error with the file name and the line of its key."""
-    where = error.where if isinstance(error, OptionProblem) else key
+    where = error.path if isinstance(error, OptionProblem) else key
     while where and where not in document.lines:
         where = where.rpartition(".")[0]
     line = document.lines.get(where, document.lines.get(key, 1))

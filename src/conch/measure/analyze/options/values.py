@@ -19,11 +19,11 @@ _LONGEST = 1000
 
 
 class OptionProblem(ConchError):
-    """An invalid value or key; ``where`` is its path, such as ``profile_models.add.weighting``."""
+    """An invalid value or key; ``path`` is its path, such as ``profile_models.add.weighting``."""
 
-    def __init__(self, message: str, where: str) -> None:
+    def __init__(self, message: str, path: str) -> None:
         super().__init__(message, Code.INVALID_ARG)
-        self.where = where
+        self.path = path
 
 
 def wrong(name: str, value: Any, expected: str) -> OptionProblem:
@@ -52,7 +52,7 @@ def path(name: str, value: Any) -> Path:
 def directory(name: str, value: Any) -> Path:
     """Read the path of a model repository, which must not be a URL."""
     if "://" in text(name, value):
-        raise wrong(name, value, "a directory: copy the models that are analysed out of the store first")
+        raise wrong(name, value, "a directory: copy the models out of the store first")
     return path(name, value)
 
 
@@ -113,7 +113,7 @@ def instances(name: str, value: Any) -> int:
     """Read a number of instances, limited because each one is a process or holds the model's memory."""
     parsed = count(name, value)
     if parsed > _LONGEST:
-        raise wrong(name, value, f"a number of instances of at most {_LONGEST}")
+        raise wrong(name, value, f"a number of instances, at most {_LONGEST}")
     return parsed
 
 
@@ -149,7 +149,7 @@ def seconds(name: str, value: Any) -> float:
     try:
         return positive(name, text[:-1]) * unit if unit else positive(name, text)
     except OptionProblem:
-        raise wrong(name, value, "a time, as 5m, 90s or 1h") from None
+        raise wrong(name, value, "a time such as 5m, 90s or 1h") from None
 
 
 def counts(name: str, value: Any) -> tuple[int, ...]:
@@ -170,7 +170,7 @@ def _rising(name: str, value: Any, read: Reader) -> tuple[Any, ...]:
         ]
     elif isinstance(value, Mapping):
         if not {"start", "stop"} <= set(value) <= {"start", "stop", "step"}:
-            raise wrong(name, value, "a range: it has start, stop and perhaps step")
+            raise wrong(name, value, "a range with start, stop and optionally step")
         elements = _span(name, [value["start"], value["stop"], *([value["step"]] if "step" in value else [])], read)
     else:
         elements = list(value) if isinstance(value, list | tuple) else [value]
@@ -216,6 +216,6 @@ def price(name: str, value: Any) -> Price:
     if not isinstance(value, Mapping):
         return Price(machine=positive(name, value))
     if not value or not set(value) <= {"core", "gb", "gpu"}:
-        raise wrong(name, value, "a price an hour: expected core, gb and gpu, or some of these")
+        raise wrong(name, value, "a price per hour of core, gb or gpu")
     parts = {key: positive(f"{name}.{key}", amount) for key, amount in value.items()}
     return Price(core=parts.get("core", 0.0), gigabyte=parts.get("gb", 0.0), gpu=parts.get("gpu", 0.0))

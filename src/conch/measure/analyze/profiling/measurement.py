@@ -128,8 +128,8 @@ def _read(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
                 break
         else:
             names = (*_OF_PLAN, *_OF_DATA)
-            hint = did_you_mean(name, names, f"it takes {', '.join(sorted(names))}")
-            raise invalid(f"perf_analyzer_flags: '{flag}' is none that an analysis takes; {hint}")
+            hint = did_you_mean(name, names, f"the flags are {', '.join(sorted(names))}")
+            raise invalid(f"perf_analyzer_flags: an analysis has no flag '{flag}'; {hint}")
     return fields, data
 
 
@@ -189,7 +189,7 @@ class CandidateMeasurement:
                 raise ServerGone(measurement.gone)
             if not measurement.figures.requests:
                 why = _most_frequent(measurement.errors) or next(measurement.warnings, "")
-                raise internal(f"model '{name}' answered no request: {why}")
+                raise internal(f"model '{name}' completed no request: {why}")
         return _point(load, measured, stopped=windows.stopped)
 
     def _connect(self, load: float) -> None:

@@ -196,7 +196,7 @@ class SearchRun:
             return self._measured(trial)
 
     def _measured(self, trial: Trial) -> Point:
-        """The point, from the first quiet attempt or the last one; a server that dies is started again once."""
+        """Return the point of the first quiet attempt, or of the last one; restarts a server that dies once."""
         try:
             return self._attempts(trial)
         except ServerGone as gone:
@@ -280,8 +280,8 @@ class SearchRun:
         missing = unknown(point, self._search.goals) if valid(point) else []
         if missing:
             raise invalid(
-                f"{' and '.join(missing)} of the server cannot be seen from here, so no configuration can be judged by"
-                " it: leave it out of objectives and constraints, or measure where the server runs"
+                f"{' and '.join(missing)} of the server cannot be measured from this machine: remove it from the"
+                " objectives and constraints, or run the analysis on the server's machine"
             )
 
     def _fail(self, trial: Trial, error: str, *, before: bool) -> None:

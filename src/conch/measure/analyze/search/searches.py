@@ -118,7 +118,7 @@ def _unsaid(
 
 
 def doubled(minimum: int, maximum: int) -> list[int]:
-    """Return ``least``, twice that, and so on, up to ``most``."""
+    """Return ``minimum``, twice that, and so on, up to ``maximum``."""
     powers = [minimum]
     while powers[-1] * 2 <= maximum:
         powers.append(powers[-1] * 2)
@@ -252,8 +252,8 @@ def _limited(values: list[Any], where: str) -> list[Any]:
 def _field(kind: Descriptor, key: Any, where: str) -> FieldDescriptor:
     field = kind.fields_by_name.get(str(key))
     if field is None:
-        hint = did_you_mean(str(key), kind.fields_by_name, f"it has {', '.join(kind.fields_by_name)}")
-        raise OptionProblem(f"{where}: a configuration has no '{key}' there; {hint}", f"{where}.{key}")
+        hint = did_you_mean(str(key), kind.fields_by_name, f"the fields are {', '.join(kind.fields_by_name)}")
+        raise OptionProblem(f"{where}: unknown field '{key}'; {hint}", f"{where}.{key}")
     return field
 
 
@@ -290,7 +290,7 @@ def searches(settings: AnalyzeSettings, facts: Mapping[str, ModelFacts]) -> list
     names = [model.name for model in settings.profile_models]
     missing = [name for name in names if name not in facts]
     if missing:
-        raise invalid(f"profile_models: there is no model '{missing[0]}'; there are {', '.join(sorted(facts))}")
+        raise invalid(f"profile_models: there is no model '{missing[0]}'; the models are {', '.join(sorted(facts))}")
     together = settings.run_config_profile_models_concurrently_enable and len(names) > 1
     return [_search(settings, group, facts) for group in ([names] if together else [[name] for name in names])]
 

@@ -100,7 +100,7 @@ def put(config: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def difference(config: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the overrides that turn ``config`` into ``wanted``."""
+    """Return the overrides that turn ``config`` into ``target``."""
     changes: dict[str, Any] = {name: None for name in config if name not in target}
     for name, value in target.items():
         before = config.get(name)

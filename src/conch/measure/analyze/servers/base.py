@@ -84,8 +84,8 @@ class ControlClient:
 
     def config(self, model: str) -> Mapping[str, Any]:
         """Return the configuration in force of a loaded model."""
-        what = f"read the configuration of '{model}'"
-        config = self._call(what, _SECONDS, lambda deadline: self._transport.config(model, -1, deadline))
+        action = f"read the configuration of '{model}'"
+        config = self._call(action, _SECONDS, lambda deadline: self._transport.config(model, -1, deadline))
         document: Mapping[str, Any] = json.loads(render.to_json(config))
         return document
 
@@ -96,8 +96,8 @@ class ControlClient:
 
     def request_unload(self, model: str) -> None:
         """Request the unloading of a model, which may complete later."""
-        what = f"unload '{model}'"
-        self._call(what, self.timeout, lambda deadline: self._transport.unload(model, False, deadline))
+        action = f"unload '{model}'"
+        self._call(action, self.timeout, lambda deadline: self._transport.unload(model, False, deadline))
 
     def index(self) -> Iterable[Mapping[str, Any]]:
         """Return ``name``, ``version`` and ``state`` of every model in the repository."""
@@ -136,12 +136,12 @@ class ControlClient:
                 raise self._too_slow(f"unload '{model}'")
             time.sleep(_PAUSE)
 
-    def _call(self, what: str, seconds: float, call: Callable[[Deadline], _Result]) -> _Result:
-        """Return the response; ``what`` names the call in errors."""
+    def _call(self, action: str, seconds: float, call: Callable[[Deadline], _Result]) -> _Result:
+        """Return the response; ``action`` names the call in errors."""
         try:
             return call(Deadline.after(seconds))
         except DeadlineError:
-            raise self._too_slow(what) from None
+            raise self._too_slow(action) from None
         except ConchError as error:
             if _NOT_EXPLICIT in error.message:
                 raise unavailable(
@@ -150,7 +150,7 @@ class ControlClient:
                 ) from None
             if isinstance(error, ConnectionFailedError):
                 raise ServerGone(f"no server responds at {self.where}: {error.reason}") from None
-            raise internal(f"{what}: {error.message.rstrip().rstrip(';').rstrip()}") from None
+            raise internal(f"{action}: {error.message.rstrip().rstrip(';').rstrip()}") from None
 
-    def _too_slow(self, what: str) -> ConchError:
-        return unavailable(f"the server has not responded after {self.timeout:g} s: {what}")
+    def _too_slow(self, action: str) -> ConchError:
+        return unavailable(f"the server has not responded after {self.timeout:g} s: {action}")

@@ -26,7 +26,7 @@ def open_server(settings: AnalyzeSettings, repository: ModelRepository | None, m
     """
     if settings.triton_launch_mode == "local":
         if repository is None:
-            raise invalid("model_repository: give the models' folder (-m), or a server that runs (--mode remote)")
+            raise invalid("model_repository: give the models' folder (-m), or a running server (--mode remote)")
         settings.export_path.mkdir(parents=True, exist_ok=True)
         environment = {name: str(value) for name, value in settings.triton_server_environment.items()}
         return LocalServer(
@@ -38,7 +38,7 @@ def open_server(settings: AnalyzeSettings, repository: ModelRepository | None, m
     endpoint = settings.triton_grpc_endpoint if grpc else settings.triton_http_endpoint
     address, path = read_address(endpoint, settings.client_protocol)
     if path:
-        raise invalid(f"triton_http_endpoint: {endpoint} has a path, and requests are sent to host:port")
+        raise invalid(f"triton_http_endpoint: {endpoint} has a path, but requests are sent to host:port")
     timeout = settings.perf_analyzer_timeout
     control = ControlClient(address, timeout, grpc=grpc)
     return RemoteServer(control, address, models, reload=not settings.reload_model_disable)
@@ -50,7 +50,7 @@ def _flags(settings: AnalyzeSettings) -> list[str]:
     for name, value in settings.triton_server_flags.items():
         flag = name.lstrip("-").replace("_", "-")
         if flag.endswith(("-port", "-address")) or flag in ("model-repository", "model-control-mode", "load-model"):
-            raise invalid(f"triton_server_flags: {name} is chosen by the analysis")
+            raise invalid(f"triton_server_flags: {name} is set by the analysis")
         flags.append(f"--{flag}={str(value).lower() if isinstance(value, bool) else value}")
     return flags
 

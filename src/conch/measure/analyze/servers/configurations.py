@@ -53,12 +53,12 @@ def check_in_force(overrides: Overrides, configs: Configs) -> None:
                 raise internal(f"model '{model}' has {name} anyway: the server adds it")
             for where, expected, known in _differences(value, in_force.get(name), name):
                 raise internal(
-                    f"model '{model}': {where} should be {expected} and is {known}, as the server did not take it"
+                    f"model '{model}': {where} should be {expected} but is {known}: the server ignored the change"
                 )
 
 
 def _differences(expected: Any, in_force: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the values of ``wanted`` that differ ``in_force``, with their paths; lists may have been completed."""
+    """Yield the ``expected`` values that differ ``in_force``, with their paths; lists may have been completed."""
     if isinstance(expected, Mapping):
         for name, value in expected.items():
             yield from _differences(

@@ -129,8 +129,8 @@ def check_size(spec: InputSpec, dims: tuple[int, ...], options: DataOptions) -> 
     size = prod(dims) * element_size
     if size > _MOST_OF_A_REQUEST:
         raise invalid(
-            f"input '{spec.name}' would have {size / 2**30:,.1f} GiB in the shape {format_shape(dims)}: requests take"
-            f" {_MOST_OF_A_REQUEST >> 30} GiB at most"
+            f"input '{spec.name}' would have {size / 2**30:,.1f} GiB in the shape {format_shape(dims)}: a request"
+            f" can have at most {_MOST_OF_A_REQUEST >> 30} GiB"
         )
 
 

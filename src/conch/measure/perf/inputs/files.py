@@ -74,12 +74,12 @@ def _of_folder(model: ModelSpec, folder: Path, shapes: Mapping[str, tuple[int, .
         if spec.datatype == "BYTES":
             lines = content.splitlines() if count != 1 else [content.removesuffix(b"\n")]
             if len(lines) != count:
-                raise invalid(f"{file}: {len(lines)} lines, and BYTES {format_shape(dims)} takes {count}")
+                raise invalid(f"{file}: {len(lines)} lines, but BYTES {format_shape(dims)} takes {count}")
             sample[name] = Value(dims, pack_bytes(lines))
             continue
         expected = count * ELEMENT_SIZE[spec.datatype]
         if len(content) != expected:
-            raise invalid(f"{file}: {len(content)} bytes, and {spec.datatype} {format_shape(dims)} takes {expected}")
+            raise invalid(f"{file}: {len(content)} bytes, but {spec.datatype} {format_shape(dims)} takes {expected}")
         sample[name] = Value(dims, content)
     return sample
 
@@ -186,7 +186,7 @@ def _of_json(model: ModelSpec, spec: InputSpec, value: Any, shapes: Mapping[str,
         dims = _dims_for(model, spec, _count(value), shapes)
     count = int(np.prod(dims, dtype=np.int64)) if dims else 1
     if _count(value) != count:
-        raise invalid(f"{_count(value)} values, and the shape {format_shape(dims)} takes {count}")
+        raise invalid(f"{_count(value)} values, but the shape {format_shape(dims)} takes {count}")
     return Value(dims, from_json(spec.name, spec.datatype, count, value))
 
 
@@ -209,7 +209,7 @@ def _of_base64(
         dims = _dims_for(model, spec, len(content) // ELEMENT_SIZE[spec.datatype], shapes)
     expected = int(np.prod(dims, dtype=np.int64)) * ELEMENT_SIZE[spec.datatype]
     if len(content) != expected:
-        raise invalid(f"{len(content)} bytes, and {spec.datatype} {format_shape(dims)} takes {expected}")
+        raise invalid(f"{len(content)} bytes, but {spec.datatype} {format_shape(dims)} takes {expected}")
     return Value(dims, content)
 
 

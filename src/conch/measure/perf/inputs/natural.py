@@ -292,7 +292,7 @@ class _Requests:
             if model.max_length and shape.tokens > model.max_length:
                 raise invalid(f"--expect {shape}: model '{model.name}' reads {model.max_length} tokens at most")
         if "text" not in self._kinds.values():
-            raise invalid(f"--expect gives the lengths of texts, and model '{model.name}' takes none")
+            raise invalid(f"--expect sets the lengths of texts, but model '{model.name}' takes no texts")
         return chosen
 
     def _dims_of(self, spec: InputSpec) -> tuple[int, ...]:

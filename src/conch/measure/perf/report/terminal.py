@@ -80,7 +80,7 @@ class LiveLine:
     def on_window(self, window: WindowFigures) -> None:
         """Show the figures of a completed window."""
         self._windows += 1
-        latency = f", {duration(window.latency.average)} on average" if window.latency else ", no answers"
+        latency = f", {duration(window.latency.average)} on average" if window.latency else ", no responses"
         text = (
             f"{self._level}: window {self._windows} of {self._trials} at most: {window.throughput:.0f} infer/s{latency}"
         )
@@ -148,7 +148,7 @@ def _conditions(measured: Measured) -> Iterator[tuple[str, str]]:
     for name, metric in measured.metrics.items():
         yield "metric", f"{name}: {_number(metric.average)} on average, {_number(metric.largest)} at most"
     if measured.limit:
-        yield "senders", f"can do {measured.limit:,.0f} requests a second at this level"
+        yield "senders", f"can reach {measured.limit:,.0f} requests a second at this level"
     if measured.machine is not None:
         yield "machine", str(measured.machine)
         if measured.machine.unseen:

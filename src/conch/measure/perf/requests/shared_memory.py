@@ -106,8 +106,8 @@ class SharedRegion:
         except ConchError as error:
             self._free()
             raise unsupported(
-                f"--shared-memory system: the server does not take the region: {error.message} (it has to be on this"
-                " machine, and to have the extension system_shared_memory)"
+                f"--shared-memory system: the server cannot register the region: {error.message} (it must run on"
+                " this machine and have the extension system_shared_memory)"
             ) from None
         except BaseException:
             self._free()
@@ -141,7 +141,7 @@ def _create(region: str, size: int) -> SharedMemory:
         free = disk_usage(_FOLDER).free
     try:
         if free < size:
-            raise OSError(f"{_FOLDER} has room for {free:,}")
+            raise OSError(f"{_FOLDER} has only {free:,} bytes free")
         return SharedMemory(region, create=True, size=size)
     except (OSError, ValueError, OverflowError) as error:
-        raise invalid(f"--shared-memory system: there is no region of {size:,} bytes: {error}") from None
+        raise invalid(f"--shared-memory system: a region of {size:,} bytes cannot be created: {error}") from None

@@ -165,7 +165,7 @@ class Generators:
             self._send(pipe, "closed", callers, part if requests else None)
 
     def run_open(self, schedule: Schedule, start: int, max_calls: int, requests: int = 0) -> None:
-        """Start requests at the times of ``schedule`` from ``start`` on (ns, monotonic), ``most`` at a time.
+        """Start requests at the times of ``schedule`` from ``start`` on (ns, monotonic), ``max_calls`` at a time.
 
         ``requests`` limits the number of requests in all (0: no limit).
         """

@@ -72,7 +72,7 @@ class PreciseTimer:
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 1.0
 #: Interval at which calls are checked for timeouts (s).
-_LOOK_SECONDS: Final = 0.1
+_CHECK_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class OfferedLoad:
         self._channels: list[CallChannel] = []
         self._next = 0
         self._running: set[TimedCall] = set()
-        self._loop.call_later(_LOOK_SECONDS, self._look_at_running)
+        self._loop.call_later(_CHECK_SECONDS, self._check_timeouts)
 
     def unfinished(self) -> Unfinished:
         """Return the requests in flight."""
@@ -155,8 +155,8 @@ class OfferedLoad:
         self._channels.append(channel)
         return channel
 
-    def _look_at_running(self) -> None:
-        self._loop.call_later(_LOOK_SECONDS, self._look_at_running)
+    def _check_timeouts(self) -> None:
+        self._loop.call_later(_CHECK_SECONDS, self._check_timeouts)
         now = monotonic_ns()
         for call in [call for call in self._running if now - call.due > self._timeout]:
             assert call.channel is not None
@@ -222,7 +222,7 @@ class ClosedLoad(OfferedLoad):
 
 
 class OpenLoad(OfferedLoad):
-    """A load that starts requests at the times of a schedule, with at most ``most`` calls at a time.
+    """A load that starts requests at the times of a schedule, with at most ``max_calls`` at a time.
 
     ``waiting`` has the due times of requests that wait for a free call.
     """

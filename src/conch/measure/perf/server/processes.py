@@ -30,7 +30,7 @@ class ServerProcesses:
 def find_server(address: Address) -> ServerProcesses:
     """Return the server's processes, if they are on this machine and visible."""
     if not _is_local(address.host):
-        return ServerProcesses(unseen=f"the server's machine, {address.host}, was not seen")
+        return ServerProcesses(unseen=f"the server runs on another machine, {address.host}")
     try:
         oldest = [_oldest(process, address.port) for process in listening_processes(address.port)]
         names = {process.pid: process.name() for process in oldest}
@@ -38,14 +38,14 @@ def find_server(address: Address) -> ServerProcesses:
         names = {}
     if not names:
         return ServerProcesses(
-            unseen=f"the processes that listen on port {address.port} may not be seen (another user's, or a"
-            " container's), so the interference is not known"
+            unseen=f"the processes that listen on port {address.port} are not visible (they belong to another"
+            " user or a container), so the interference is unknown"
         )
     for name in names.values():
         if name in _FORWARDERS:
             return ServerProcesses(
-                unseen=f"port {address.port} is forwarded by {name}: the server's processes were not seen, so the"
-                " interference is not known"
+                unseen=f"port {address.port} is forwarded by {name}: the server's processes are not visible, so the"
+                " interference is unknown"
             )
     return ServerProcesses(tuple(sorted(names)))
 

@@ -100,11 +100,11 @@ def test_goals_are_said_in_words() -> None:
         ("gpus: all\nprofile_model: a\n", "line 2: there is no option 'profile_model'; did you mean 'profile_models'?"),
         (
             "profile_models:\n  a:\n    parameters:\n      concurency: 1\n",
-            "line 4: profile_models.a.parameters: there is no 'concurency'; did you mean 'concurrency'?",
+            "line 4: profile_models.a.parameters: unknown key 'concurency'; did you mean 'concurrency'?",
         ),
         ("profile_models:\n- b\n- a:\n    weighting: no\n", "line 4: profile_models.a.weighting: False is not a "),
         ("a: [1\n", "line 2: "),
-        ("gpus: all\ngpus: all\n", "line 2: 'gpus' is in line 1 already"),
+        ("gpus: all\ngpus: all\n", "line 2: 'gpus' is already in line 1"),
         ("- a\n", "does not have options as 'name: value'"),
         ("gpus: [GPU-1]\n", "line 1: gpus: choose GPUs for the server by CUDA_VISIBLE_DEVICES"),
         ("triton_launch_mode: docker\n", "line 1: triton_launch_mode: conch does not start containers"),
@@ -113,7 +113,7 @@ def test_goals_are_said_in_words() -> None:
         ("constraints:\n  perf_latency_p99: {max: 1, min: 2}\n", "nothing can satisfy latency_p99"),
         ("run_config_search_min_concurrency: 8\nrun_config_search_max_concurrency: 4\n", "is greater than"),
         ("concurrency: 1\nrequest_rate: 5\n", "mutually exclusive"),
-        ("profile_models: [a, a]\n", "a is there twice"),
+        ("profile_models: [a, a]\n", "a is given twice"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
@@ -127,12 +127,12 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message
     [
         ({"constraints": ["p99<100"]}, "--constraint: 'p99<100' has no unit; write 100ms or 0.1s"),
         ({"constraints": ["p99<4GB"]}, "latency_p99 is not measured in GB, but in ms"),
-        ({"constraints": ["fast"]}, "--constraint: 'fast' is not a bound, as p99<100ms"),
+        ({"constraints": ["fast"]}, "--constraint: 'fast' is not a bound such as p99<100ms"),
         ({"objectives": ["trougput"]}, "--objective: there is no figure 'trougput'; did you mean 'throughput'?"),
-        ({"model_repository": "s3://bucket/models"}, "is not a directory: copy the models that are analysed out of"),
+        ({"model_repository": "s3://bucket/models"}, "is not a directory: copy the models out of"),
         ({"concurrency": "8:4"}, "--concurrency: '8:4' is not a range"),
         ({"optuna_min_trials": "0"}, "--optuna-min-trials: '0' is not a whole number of at least 1"),
-        ({"run_config_search_max_instance_count": "9999999"}, "is not a number of instances of at most 1000"),
+        ({"run_config_search_max_instance_count": "9999999"}, "is not a number of instances, at most 1000"),
         (
             {"output_formats": "html,PDF"},
             "--output-formats: conch does not write PDF: write the report as HTML and print",

@@ -47,7 +47,7 @@ def test_a_load_is_callers_or_a_rate() -> None:
     ("settings", "told"),
     [
         ({"perf_analyzer_flags": {"shapes": "x:1"}}, "did you mean 'shape"),
-        ({"perf_analyzer_flags": {"url": "x"}}, "'url' is none that an analysis takes"),
+        ({"perf_analyzer_flags": {"url": "x"}}, "an analysis has no flag 'url'"),
         ({"perf_analyzer_flags": {"shape": "x:a"}}, "input:dimension,dimension"),
     ],
 )

@@ -122,7 +122,7 @@ def test_a_server_is_restarted_after_a_candidate_that_answers_nothing(
 
     def answer(load: float) -> Point:
         if server.instances == 2:
-            raise internal("model 'm' answered no request")
+            raise internal("model 'm' completed no request")
         return point(100.0 * server.instances, load=load)
 
     outcome, _ = profile(tmp_path, monkeypatch, server, answer)
@@ -136,7 +136,7 @@ def test_a_server_is_restarted_after_a_candidate_that_answers_nothing(
 
 def test_a_failure_that_passes_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = FakeServer()
-    failures = ["model 'm' answered no request"]
+    failures = ["model 'm' completed no request"]
 
     def answer(load: float) -> Point:
         if server.instances == 2 and failures:
@@ -155,7 +155,7 @@ def test_a_failure_of_before_is_final_unless_it_is_to_be_tried_again(
 
     def answer(load: float) -> Point:
         if broken and server.instances == 2:
-            raise internal("model 'm' answered no request")
+            raise internal("model 'm' completed no request")
         return point(100.0 * server.instances, load=load)
 
     def errors(**more: Any) -> int:
@@ -223,7 +223,7 @@ def test_rounds_that_fail_leave_the_search_as_it_is(tmp_path: Path, monkeypatch:
     def answer(load: float) -> Point:
         asked[0] += 1
         if asked[0] > 7:
-            raise internal("model 'm' answered no request")
+            raise internal("model 'm' completed no request")
         return point(100.0 * server.instances, load=load)
 
     outcome, _ = profile(tmp_path, monkeypatch, server, answer)

@@ -104,6 +104,6 @@ def nothing() -> Analysis:
     dead = CandidateResult(Candidate("m_config_default"), error="the server did not start: port 8000 is taken")
     other = CandidateResult(
         Candidate("m_config_1", {"m": {"max_batch_size": 2}}),
-        [Point(1, {"m": ModelFigures(0.0, 0.0, {}, 0.0, 0.0, {}, 0, 40)}, None, warnings=("no request was answered",))],
+        [Point(1, {"m": ModelFigures(0.0, 0.0, {}, 0.0, 0.0, {}, 0, 40)}, None, warnings=("no request completed",))],
     )
     return Analysis(("m",), "highest throughput", [Placed(dead, None), Placed(other, None)])

@@ -112,8 +112,8 @@ def test_climbing_adds_what_is_not_named() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"max_batchsize": 4}, "a configuration has no 'max_batchsize' there; did you mean 'max_batch_size'?"),
-        ({"instance_group": [{"cuont": 4}]}, "no 'cuont' there; did you mean 'count'?"),
+        ({"max_batchsize": 4}, "unknown field 'max_batchsize'; did you mean 'max_batch_size'?"),
+        ({"instance_group": [{"cuont": 4}]}, "unknown field 'cuont'; did you mean 'count'?"),
         ({"dynamic_batching": {"max_queue_delay_microseconds": ["soon"]}}, "not a model configuration"),
         ({"max_batch_size": []}, "there are 0 values to try"),
     ],
@@ -200,7 +200,7 @@ def test_models_are_searched_together_or_one_after_the_other() -> None:
 
 
 def test_a_model_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConchError, match="there is no model 'x'; there are m"):
+    with pytest.raises(ConchError, match="there is no model 'x'; the models are m"):
         searches(
             AnalyzeSettings(profile_models=models("profile_models", "x")), {"m": ModelFacts("m", batching_model())}
         )

@@ -39,13 +39,13 @@ def test_what_a_server_adds_by_itself_is_no_candidate() -> None:
 @pytest.mark.parametrize(
     ("overrides", "in_force", "told"),
     [
-        ({"max_batch_size": 16}, {"max_batch_size": 8}, "max_batch_size should be 16 and is 8"),
-        ({"instance_group": [{"count": 3}]}, {"instance_group": [GROUP]}, "instance_group.count should be 3 and is 1"),
-        ({"dynamic_batching": {}}, {}, "dynamic_batching should be set and is not set"),
+        ({"max_batch_size": 16}, {"max_batch_size": 8}, "max_batch_size should be 16 but is 8"),
+        ({"instance_group": [{"count": 3}]}, {"instance_group": [GROUP]}, "instance_group.count should be 3 but is 1"),
+        ({"dynamic_batching": {}}, {}, "dynamic_batching should be set but is not set"),
         (
             {"parameters": {"threads": {"string_value": "2"}}},
             {"parameters": {"threads": {"string_value": "1"}}},
-            "parameters.threads.string_value should be 2 and is 1",
+            "parameters.threads.string_value should be 2 but is 1",
         ),
     ],
 )
