@@ -59,11 +59,17 @@ def spearman(a: Array, b: Array) -> float:
     return _correlation(x - x.mean(), y - y.mean())
 
 
-def kendall(a: Array, b: Array) -> float:
-    """Return Kendall's tau-b; 1 if neither varies, 0 if only one does."""
-    pairs = np.triu_indices(len(a), 1)
-    x, y = (np.sign(values[:, None] - values[None, :])[pairs] for values in (a, b))
-    return _correlation(x, y)
+def ndcg(reference: Array, scores: Array, count: int = 10) -> float:
+    """Return the normalised discounted cumulative gain of the ``count`` best of ``scores``.
+
+    The gain of a candidate is its rank by ``reference``, 0 for the worst. Equal scores are ordered by rising gain, so
+    that scores which do not tell candidates apart gain nothing from their order.
+    """
+    gains = ranks(reference)
+    best, chosen = np.sort(gains)[::-1], gains[np.lexsort((gains, -scores))]
+    weights = 1 / np.log2(np.arange(2, min(count, len(gains)) + 2))
+    ideal = float(best[:count] @ weights)
+    return float(chosen[:count] @ weights) / ideal if ideal else 1.0
 
 
 def ranks(values: Array) -> Array:

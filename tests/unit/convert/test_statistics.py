@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conch.convert.evidence import kendall, paired, ranks, spearman
+from conch.convert.evidence import ndcg, paired, ranks, spearman
 
 
 def test_rank_statistics() -> None:
@@ -14,9 +14,18 @@ def test_rank_statistics() -> None:
     assert ranks(a).tolist() == [0, 1.5, 1.5, 3]
     assert spearman(a, a**3) == pytest.approx(1)
     assert spearman(a, -a) == pytest.approx(-1)
-    assert kendall(np.array([1, 2, 3]), np.array([1, 3, 2])) == pytest.approx(1 / 3)
-    assert kendall(np.ones(3), np.ones(3)) == spearman(np.ones(3), np.ones(3)) == 1
-    assert kendall(np.ones(3), np.arange(3)) == spearman(np.ones(3), np.arange(3)) == 0
+    assert spearman(np.ones(3), np.ones(3)) == 1
+    assert spearman(np.ones(3), np.arange(3)) == 0
+
+
+def test_ndcg_discounts_the_gains_of_the_best_candidates() -> None:
+    second = 1 / np.log2(3)
+    assert ndcg(np.array([5, 7, 9]), np.array([1, 2, 3])) == 1
+    assert ndcg(np.array([5, 7, 9]), np.array([1, 3, 2])) == pytest.approx((1 + 2 * second) / (2 + second))
+    # Only the best candidates count, and scores that are all equal are no order.
+    assert ndcg(np.array([5, 7, 9]), np.array([2, 1, 3]), 1) == 1
+    assert ndcg(np.array([5, 7, 9]), np.ones(3)) == pytest.approx((second + 1) / (2 + second))
+    assert ndcg(np.ones(3), np.arange(3)) == 1
 
 
 def test_difference_of_paired_shares_has_an_interval_where_nothing_differs() -> None:

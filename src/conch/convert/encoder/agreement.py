@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from conch.backends.base.arrays import Array
-from conch.convert.evidence import RESAMPLES, bootstrap, kendall, paired, spearman, wilson
+from conch.convert.evidence import RESAMPLES, bootstrap, ndcg, paired, spearman, wilson
 from conch.convert.sentences import TextSample
 
 #: One sample's outputs by name: ``[vectors, width]`` without padding.
@@ -174,19 +174,23 @@ def _similarity_matrix(samples: Sequence[SampleOutputs]) -> Array:
 def _rankings(
     samples: Sequence[TextSample], reference: Sequence[SampleOutputs], variant: Sequence[SampleOutputs]
 ) -> TaskAgreement:
-    """Return the mean Kendall's tau of each query's passages.
+    """Return the mean nDCG@10 of each query's passages, whose gains are their ranks by the reference.
 
-    If no query has two passages, returns the rank correlation over all pairs.
+    If no query has two passages, returns the rank correlation over all pairs, and with several classes, which have no
+    order, the share of pairs with the same label.
     """
+    if reference[0]["logits"].shape[-1] > 1:
+        same = [bool((labels_of(a) == labels_of(b)).all()) for a, b in zip(reference, variant, strict=True)]
+        return _proportion("same label", same)
     expected, actual = (
-        np.array([sample["logits"][0, -1] for sample in outputs], np.float64) for outputs in (reference, variant)
+        np.array([sample["logits"][0, 0] for sample in outputs], np.float64) for outputs in (reference, variant)
     )
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(samples):
         groups.setdefault(sample.group, []).append(index)
-    taus = [kendall(expected[group], actual[group]) for group in groups.values() if len(group) > 1]
-    if taus:
-        return _mean("order of passages", taus)
+    gains = [ndcg(expected[group], actual[group]) for group in groups.values() if len(group) > 1]
+    if gains:
+        return _mean("nDCG@10", gains)
     interval = bootstrap(len(samples), lambda chosen: spearman(expected[chosen], actual[chosen]))
     return _against_one("order of scores", spearman(expected, actual), interval, len(samples))
 

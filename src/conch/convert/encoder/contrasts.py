@@ -84,7 +84,9 @@ class EncoderAnswers:
             return self._nearest(outputs)
         match self._task:
             case "text-ranking":
-                return lambda index: f"score {float(outputs[index]['logits'][0, -1]):.{_DECIMALS}f}"
+                return lambda index: (
+                    "score " + ", ".join(f"{value:.{_DECIMALS}f}" for value in outputs[index]["logits"][0].tolist())
+                )
             case "question-answering":
                 return lambda index: self._span(index, outputs[index])
             case "fill-mask":

@@ -225,7 +225,7 @@ class EncoderConversion(Conversion[NetworkEngine, EncoderOutputs]):
             raise unsupported(
                 "variants are compared on texts, so a network for images is not converted: serve it directly"
             )
-        self.head = head_of(checkpoint.task)
+        self.head = head_of(checkpoint)
         embeds = checkpoint.task in ("feature-extraction", "sentence-similarity")
         embedding = convertible(checkpoint) if embeds else None
         self.engines, self.precisions = plan.engines, plan.precisions

@@ -15,6 +15,7 @@ import numpy as np
 
 from conch.backends.base.arrays import Array
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.ranking import is_causal
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import original_tokenizer
 from conch.convert.libraries import load_pretrained, silence_libraries
@@ -46,8 +47,14 @@ TEST_SHAPES: Final = ((2, 9), (1, 1), (1, 16), (5, 33))
 MAX_TEST_TOKENS: Final = 512
 
 
-def head_of(task: str) -> str:
-    """Return the head for ``task``; raises UNSUPPORTED for a task that is not completed in one pass."""
+def head_of(checkpoint: Checkpoint) -> str:
+    """Return the head for the task of ``checkpoint``; raises UNSUPPORTED unless an encoder completes it in one pass."""
+    task = checkpoint.task
+    if task == "text-ranking" and is_causal(checkpoint.config):
+        raise unsupported(
+            f"'{checkpoint.source}' ranks with a causal language model, which is not converted; "
+            "serve the checkpoint itself"
+        )
     try:
         return HEADS[task]
     except KeyError:
@@ -115,7 +122,7 @@ class ReferenceNetwork:
 
 def load(checkpoint: Checkpoint) -> ReferenceNetwork:
     """Load the checkpoint's network with the eager attention that exporters and optimizers recognize."""
-    head = head_of(checkpoint.task)
+    head = head_of(checkpoint)
     outputs = OUTPUTS.get(head, LOGITS)
     module = load_pretrained(checkpoint, head, attention="eager", outputs=outputs)
     # Key-value caches would be useless outputs.

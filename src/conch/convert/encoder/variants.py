@@ -181,7 +181,7 @@ class VariantBuilder:
         folder: Path,
         progress: Callable[[str], None],
     ) -> None:
-        network.head_of(checkpoint.task)
+        network.head_of(checkpoint)
         self.calibration = spread(calibration)
         self.folder = folder
         self.progress = progress

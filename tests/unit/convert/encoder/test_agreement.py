@@ -109,8 +109,16 @@ def test_passages_are_ranked_within_their_query() -> None:
 
     assert compare_task("text-ranking", samples, reference, logits([4], [5], [6], [3], [2], [1])).value == 1
     turned = compare_task("text-ranking", samples, reference, logits([4], [5], [6], [1], [2], [3]))
-    assert turned.value == 0
-    assert turned.name == "order of passages"
+    # The second query has the opposite order: gains of 0, 1 and 2 instead of 2, 1 and 0.
+    opposite = (1 / np.log2(3) + 2 / 2) / (2 + 1 / np.log2(3))
+    assert turned.value == pytest.approx((1 + opposite) / 2)
+    assert turned.name == "nDCG@10"
+
+
+def test_pairs_of_several_classes_are_labelled_and_not_ranked() -> None:
+    samples = [TextSample("q", str(n)) for n in range(2)]
+    compared = compare_task("text-ranking", samples, logits([1, 5, 2], [4, 1, 2]), logits([2, 9, 2], [4, 5, 2]))
+    assert (compared.name, compared.value) == ("same label", 0.5)
 
 
 def test_queries_with_one_passage_each_are_ranked_together() -> None:

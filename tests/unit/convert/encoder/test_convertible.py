@@ -10,7 +10,9 @@ import pytest
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.modules import Module
+from conch.checkpoints.options import Options
 from conch.convert.encoder.conversion import convertible
+from conch.convert.encoder.network import head_of
 from conch.core.errors import ConchError
 from tests.text_checkpoints import write
 
@@ -50,3 +52,10 @@ def test_another_model_is_refused(tmp_path: Path, kinds: tuple[str, ...], settin
     checkpoint = folder(tmp_path, *kinds, **settings)
     with pytest.raises(ConchError, match=f"is not converted, as {reason}"):
         convertible(checkpoint)
+
+
+def test_a_reranker_over_a_language_model_is_not_converted() -> None:
+    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    checkpoint = Checkpoint(Path("m"), "m", "", config, Options(), task="text-ranking")
+    with pytest.raises(ConchError, match="'m' ranks with a causal language model, which is not converted"):
+        head_of(checkpoint)
