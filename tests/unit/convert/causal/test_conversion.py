@@ -14,11 +14,13 @@ import torch
 from transformers import LlamaConfig, Qwen2Config
 
 from conch.backends.engines.openvino.precision import Precision
-from conch.backends.generation.generation_backend import choose_engine
+from conch.backends.generation.engine import EngineRequest
+from conch.backends.generation.generation_backend import choose_engine, open_engine
 from conch.backends.generation.options import engine_spec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Latency, Manifest
 from conch.checkpoints.options import Options
+from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.convert.causal import conversion
 from conch.convert.causal.agreement import ServedGraph, spec_of
 from conch.convert.causal.conversion import Texts, run_of, shapes
@@ -29,10 +31,13 @@ from conch.convert.report.page import report
 from conch.convert.report.table import short_report
 from conch.convert.run import ConvertedModel, convert
 from conch.core.errors import Code, ConchError
+from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, SamplingParams
+from conch.core.sampling.structures import Structure
 from conch.machine.processes import Interference
 from conch.measure.reports.text import markdown
 from conch.measure.texts.shapes import Shape
 from tests.convert_checkpoints import causal, no_progress, quick_plan
+from tests.unit.backends.engines.driving import finished
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +104,25 @@ def test_the_server_computes_as_the_verdict_did(converted: ConvertedModel, capab
 
     quantised = Precision("f32", "f16")
     assert judged == {"fp32": Precision("f32", "f32", exact=True), "int8": quantised, "int4": quantised}
+
+
+def test_a_converted_model_has_structured_output_from_the_tokenizer_of_the_checkpoint(
+    converted: ConvertedModel,
+) -> None:
+    pytest.importorskip("llguidance")
+    (folder,) = converted.folders
+    checkpoint = Checkpoint.open(folder / "1", Options(variant="openvino-int8"))
+    tokenizer = open_tokenizer(checkpoint)
+    engine = open_engine("openvino", engine_spec(checkpoint, {"kind": "CPU", "device_id": 0}, tokenizer))
+    assert engine.features >= STRUCTURED_OUTPUTS
+
+    sampling = SamplingParams(max_tokens=20, structured_outputs=Structure("choice", '["yes", "no, größer"]'))
+    done = finished(engine, *(EngineRequest(number, tokenizer.encode("a ferry"), sampling) for number in range(4)))
+
+    for number in range(4):
+        made = [token for progress in done if progress.id == number for token in progress.tokens]
+        assert tokenizer.decode(made, skip_special_tokens=True) in ("yes", "no, größer")
+    assert {progress.finish for progress in done} == {"", "stop"}
 
 
 def test_the_report_is_in_tokens_a_second(converted: ConvertedModel) -> None:
