@@ -134,11 +134,12 @@ class GrammarCompiler:
 
     @property
     def tokens(self) -> list[bytes]:
-        return [*self._tokens.tokens, *[b""] * (self._vocabulary - len(self._tokens.tokens))]
+        tokens = self._tokens.tokens[: self._vocabulary]
+        return [*tokens, *[b""] * (self._vocabulary - len(tokens))]
 
     @property
     def special_token_ids(self) -> list[int]:
-        return sorted(self._tokens.special_ids)
+        return sorted(id for id in self._tokens.special_ids if id < self._vocabulary)
 
     @property
     def eos_token_id(self) -> int:
@@ -192,22 +193,28 @@ def _executor() -> Any:
     return llguidance.LLExecutor(usable_cores())
 
 
-def masks(matchers: Sequence[Matcher]) -> Sequence[npt.NDArray[np.uint8]]:
-    """Return the tokens allowed next by each matcher: a bit per token, lowest first. Uses all cores."""
+def masks(matchers: Sequence[Matcher], vocabulary: int) -> Sequence[npt.NDArray[np.uint8]]:
+    """Return the tokens of ``vocabulary`` allowed next by each matcher: a bit per token, lowest first.
+
+    Uses all cores.
+    """
     if not matchers:
         return ()
-    first = np.frombuffer(matchers[0].state.compute_bitmask(), np.uint8)
-    others = np.empty((len(matchers) - 1, len(first)), np.uint8)
+    # Whole words of 32 bits; ``compute_bitmask`` returns one more word if the vocabulary fills the last one.
+    size = -(-vocabulary // 32) * 4
+    first = np.frombuffer(matchers[0].state.compute_bitmask(), np.uint8)[:size]
+    others = np.empty((len(matchers) - 1, size), np.uint8)
     if len(others):
         states = [(matcher.state, index) for index, matcher in enumerate(matchers[1:])]
-        _executor().unsafe_compute_mask_ptr(states, others.ctypes.data, len(first), len(others))
+        _executor().unsafe_compute_mask_ptr(states, others.ctypes.data, size, len(others))
     return [first, *others]
 
 
 def restrict(logits: Logits, matchers: Sequence[Matcher | None]) -> None:
     """Mask the logits ``[rows, vocabulary]`` in place with the matchers of the rows (None: no structure)."""
     rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
-    for row, mask in zip(rows, masks([matcher for matcher in matchers if matcher is not None]), strict=True):
+    structured = [matcher for matcher in matchers if matcher is not None]
+    for row, mask in zip(rows, masks(structured, logits.shape[1]), strict=True):
         scores = logits[row]
         bounds = _BOUNDS.take(mask, axis=0).ravel()[: len(scores)]
         allowed = scores[: len(bounds)]

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from conch.backends.batching import grammars
 from conch.backends.generation.engine import EngineRequest, GenerationEngine
 from conch.checkpoints.tokenizers.chat import ChatTemplate
-from conch.checkpoints.tokenizers.fast import FastTokenizer
+from conch.checkpoints.tokenizers.fast import FastTokenizer, token_bytes
 from conch.checkpoints.tokenizers.tokenizer import SpecialTokens
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
@@ -268,3 +268,12 @@ def test_one_compiled_structure_serves_several_sequences(engine: GenerationEngin
     ]
     for progress in finished_by_id(engine, *requests).values():
         assert tokenizer.decode(tokens(progress), skip_special_tokens=True) in ("abc", "xyz")
+
+
+@pytest.mark.parametrize("vocabulary", [256, 264, 288], ids=["fewer than tokens", "more", "whole words"])
+def test_masks_of_networks_of_any_size(tokenizer: FastTokenizer, vocabulary: int) -> None:
+    compiler = grammars.GrammarCompiler(tokenizer, token_bytes(tokenizer), vocabulary, (2,))
+    matchers = [grammars.Matcher(compiler.compile(Structure("regex", text))) for text in ("[ab]+", "[cd]+", "x|y")]
+    for bits, allowed in zip(grammars.masks(matchers, vocabulary), ("ab", "cd", "xy"), strict=True):
+        ids = [id for id in range(vocabulary) if bits[id // 8] >> id % 8 & 1]
+        assert sorted(tokenizer.decode([id]) for id in ids) == list(allowed)
