@@ -162,8 +162,16 @@ def test_misspelt_sampling_parameter_is_refused(server: ConchServer) -> None:
     for body in ({"temprature": 0}, {"parameters": {"temprature": 0}}):
         reply = generate(server, text_input="I am", **body)
         assert (reply.status, reply.error) == (400, refusal)
-    reply = generate(server, text_input="I am", parameters={"allowed_token_ids": [2]})
-    assert (reply.status, reply.error) == (400, "sampling parameter 'allowed_token_ids' is not supported")
+    reply = generate(server, text_input="I am", parameters={"logits_processors": "a"})
+    assert (reply.status, reply.error) == (400, "sampling parameter 'logits_processors' is not supported")
+
+
+def test_log_probabilities_of_the_prompt_are_refused_by_an_engine_without_them(server: ConchServer) -> None:
+    reply = generate(server, text_input="I am", sampling_parameters='{"prompt_logprobs": 2}')
+    assert (reply.status, reply.error) == (
+        501,
+        "engine 'transformers' does not have log-probabilities of the prompt",
+    )
 
 
 def test_what_a_client_sees_of_a_text_model(server: ConchServer) -> None:
