@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,3 +14,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.unit.backends.engines.transformers_models import write
 
     return write(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    """A small Llama in PyTorch."""
+    from tests.unit.backends.engines.openvino_models import llama
+
+    return llama()
+
+
+@pytest.fixture(scope="module")
+def directory(module: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as an OpenVINO export."""
+    from tests.unit.backends.engines.openvino_models import export
+
+    folder: Path = tmp_path_factory.mktemp("export")
+    export(module, folder)
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,11 @@ SIZES: Final[dict[str, Any]] = {
     "tie_word_embeddings": False,
     "initializer_range": 0.3,
 }
+
+
+def prompts(count: int, seed: int = 1) -> list[list[int]]:
+    source = random.Random(seed)
+    return [[source.randrange(3, VOCABULARY) for _ in range(source.randrange(1, 90))] for _ in range(count)]
 
 
 def llama(seed: int = 0) -> Any:

@@ -16,24 +16,7 @@ from conch.backends.generation.engine import EngineRequest, GenerationEngine, Pr
 from conch.core.sampling.parameters import Feature, SamplingParams
 from conch.core.sampling.structures import Structure
 from tests.unit.backends.engines.driving import finished, generate
-from tests.unit.backends.engines.openvino_models import EOS, SIZES, VOCABULARY, export, greedy, llama, opened
-
-
-def prompts(count: int, seed: int = 1) -> list[list[int]]:
-    source = random.Random(seed)
-    return [[source.randrange(3, VOCABULARY) for _ in range(source.randrange(1, 90))] for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def module() -> Any:
-    return llama()
-
-
-@pytest.fixture(scope="module")
-def directory(module: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("export")
-    export(module, folder)
-    return folder
+from tests.unit.backends.engines.openvino_models import EOS, SIZES, greedy, opened, prompts
 
 
 @pytest.fixture(scope="module")

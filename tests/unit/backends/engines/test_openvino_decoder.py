@@ -24,24 +24,7 @@ from conch.backends.batching.kv_blocks import KvBlocks
 from conch.backends.engines.openvino.decoder import OpenVinoDecoder
 from conch.backends.engines.openvino.precision import capabilities
 from conch.core.errors import Code, ConchError
-from tests.unit.backends.engines.openvino_models import SIZES, VOCABULARY, export, greedy, llama, spec
-
-
-def prompts(count: int, seed: int = 1) -> list[list[int]]:
-    source = random.Random(seed)
-    return [[source.randrange(3, VOCABULARY) for _ in range(source.randrange(1, 90))] for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def module() -> Any:
-    return llama()
-
-
-@pytest.fixture(scope="module")
-def directory(module: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("export")
-    export(module, folder)
-    return folder
+from tests.unit.backends.engines.openvino_models import SIZES, VOCABULARY, greedy, prompts, spec
 
 
 @pytest.fixture(scope="module")
