@@ -12,9 +12,15 @@ import numpy as np
 import openai
 import pytest
 import requests
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
+from sentence_transformers.sparse_encoder.modules import SpladePooling
+from sentence_transformers.util.quantization import quantize_embeddings
+from torch import nn
 from transformers import BertTokenizer
 
+from conch.wire.retrieval.vectors import quantized
 from tests import text_checkpoints
+from tests.retrieval_models import backbone, dense, saved
 from tests.servers import ConchServer
 
 TEXTS = ["anna works at the library", "the bus", "how can you be sure that it is open"]
@@ -24,8 +30,9 @@ LONG = "anna works at the library near the station " * 60
 class Site:
     """A server, and requests to it."""
 
-    def __init__(self, server: ConchServer, tokenizer: BertTokenizer) -> None:
+    def __init__(self, server: ConchServer, models: Path, tokenizer: BertTokenizer) -> None:
         self.server = server
+        self.models = models
         self.tokenizer = tokenizer
 
     def url(self, path: str) -> str:
@@ -79,8 +86,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ("classifier", "text-classification"),
     ):
         _name_task(models / name, task)
+    first = backbone(folder / "splade", "AutoModelForMaskedLM", "fill-mask")
+    saved(models / "sparse" / "1", first, SpladePooling(), kind=SparseEncoder)
+    projection = dense(nn.Identity(), 8, bias=False, module_input_name="token_embeddings")
+    saved(models / "colbert" / "1", backbone(folder / "colbert"), projection, kind=MultiVectorEncoder)
     with ConchServer(models, log=folder / "log") as server:
-        yield Site(server, BertTokenizer.from_pretrained(embedder))
+        yield Site(server, models, BertTokenizer.from_pretrained(embedder))
 
 
 def _name_task(model: Path, task: str) -> None:
@@ -138,6 +149,36 @@ def test_named_prompt_is_put_before_each_text(site: Site) -> None:
     assert np.allclose(answer["embeddings"]["float"], expected, rtol=1e-5, atol=1e-6)
     status, answer = site.refused("/embed", inputs="a", prompt_name="nobody")
     assert status == 413 and "query" in answer["error"] and answer["error_type"] == "Validation"
+
+
+def test_sparse_vectors_are_those_of_sentence_transformers(site: Site) -> None:
+    encoder = SparseEncoder(str(site.models / "sparse" / "1"), device="cpu")
+    for text, elements in zip(TEXTS, site.ask("/embed_sparse", inputs=TEXTS), strict=True):
+        expected = encoder.encode(text).to_dense().numpy()
+        assert [element["index"] for element in elements] == np.flatnonzero(expected).tolist()
+        values = [element["value"] for element in elements]
+        assert np.allclose(values, expected[np.flatnonzero(expected)], rtol=1e-4, atol=1e-5)
+
+
+def test_vectors_of_tokens_are_those_of_sentence_transformers(site: Site) -> None:
+    encoder = MultiVectorEncoder(str(site.models / "colbert" / "1"), device="cpu")
+    for chosen, encode in (({}, encoder.encode), ({"input_type": "query"}, encoder.encode_query)):
+        answer = site.ask("/pooling", model="colbert", input=TEXTS, task="token_embed", **chosen)["data"]
+        for text, item in zip(TEXTS, answer, strict=True):
+            assert np.allclose(item["data"], encode(text).numpy(), rtol=1e-4, atol=1e-4)
+    assert [len(vectors) for vectors in site.ask("/embed_all", inputs=TEXTS)] == [
+        len(encoder.encode(text)) for text in TEXTS
+    ]
+
+
+@pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
+def test_quantized_vectors_are_those_of_sentence_transformers(precision: str) -> None:
+    vectors = np.random.default_rng(0).normal(size=(50, 32)).astype(np.float32)
+    vectors[:, 0] = 0.5  # a dimension without a range
+    quantized_vectors = quantized(vectors, precision, member="output_dtype")
+    expected = quantize_embeddings(vectors, precision)
+    assert quantized_vectors.dtype == expected.dtype
+    assert np.array_equal(quantized_vectors, expected)
 
 
 def test_documents_are_ranked_as_their_scores_say(site: Site) -> None:
@@ -209,6 +250,7 @@ def test_long_text_is_truncated_or_refused_as_the_request_says(site: Site) -> No
         ("/embed", {"inputs": ["a"] * 10_000}, 413),
         ("/embed", {"inputs": "a", "dimensions": 4096}, 422),
         ("/embed_sparse", {"inputs": "a", "model": "embedder"}, 424),
+        ("/embed", {"inputs": "a", "model": "sparse"}, 424),
         ("/rerank", {"query": "q", "documents": []}, 400),
         ("/rerank", {"query": "q", "documents": ["a"] * 10_000}, 400),
         ("/v2/embed", {"texts": ["a"], "input_type": "nobody"}, 400),
@@ -234,6 +276,6 @@ def test_hugging_face_client_finds_its_routes(site: Site, vectors: Any) -> None:
 
 def test_every_text_model_is_listed_for_clients(site: Site) -> None:
     names = {model["id"] for model in requests.get(site.url("/v1/models"), timeout=30).json()["data"]}
-    assert names == {"embedder", "ranker", "classifier"}
+    assert names == {"embedder", "ranker", "classifier", "sparse", "colbert"}
     info = requests.get(site.url("/v2/models/embedder/info"), timeout=30).json()
     assert info["max_input_length"] > 0 and info["model_type"] == {"embedding": {}}

@@ -161,6 +161,11 @@ class Tokens:
         self.offsets: list[tuple[int, int]] = []
         self.special: list[int] = []
 
+    @property
+    def count(self) -> int:
+        """The number of tokens that the network reads for this sequence."""
+        return len(self.ids)
+
 
 class TextTokenizer(ABC):
     """Converts texts and conversations to token ids, and token ids to text.

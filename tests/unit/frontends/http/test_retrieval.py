@@ -26,7 +26,8 @@ from conch.server.model import Model
 from conch.telemetry.statistics import ModelStatistics
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues
-from tests.unit.frontends.http.site import WrittenConnection
+from tests.unit.frontends.http.site import WrittenConnection, until
+from tests.unit.frontends.on_demand import LateModels
 
 _TEXT = '{name: "text_input" data_type: TYPE_STRING dims: [1]}'
 _PAIR = '{name: "text_pair" data_type: TYPE_STRING dims: [1]}'
@@ -265,6 +266,27 @@ async def test_large_body_is_decoded_in_a_process(site: Site) -> None:
     while not exchange.gone:
         await asyncio.sleep(0.01)
     assert site.answer()[0] == 200
+
+
+async def test_request_waits_for_its_model_and_keeps_the_form_of_its_errors(site: Site) -> None:
+    late = LateModels(site.model)
+    late.missing = {"embedder"}
+    site.model, site.loads_on_demand = late.model, True  # type: ignore[method-assign]
+    for body, status in ({"inputs": "abc"}, 200), ({"inputs": "abc", "dimensions": 9}, 422):
+        late.missing = {"embedder"}
+        site.connection.written = b""
+        exchange = site.open("/v2/models/embedder/embed", body)
+        await until(lambda: late.waiting)
+        late.load("embedder")
+        await until(lambda: exchange.gone)  # noqa: B023
+        assert site.answer()[0] == status
+    late.missing = {"embedder"}
+    site.connection.written = b""
+    exchange = site.open("/v2/models/embedder/embed", {"inputs": "abc"})
+    await until(lambda: late.waiting)
+    late.load("embedder", unavailable("the load failed"))
+    await until(lambda: exchange.gone)
+    assert site.answer() == (503, {"error": "the load failed", "error_type": "Unhealthy"})
 
 
 async def test_info_and_health_are_those_of_tei(site: Site) -> None:

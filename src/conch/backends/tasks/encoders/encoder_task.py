@@ -218,7 +218,7 @@ class EncodedRequest(PreparedRequest):
 
     @property
     def token_counts(self) -> list[int]:
-        lengths = [len(sequence.ids) for sequence in self.sequences]
+        lengths = [sequence.count for sequence in self.sequences]
         per_row = len(lengths) // self.request.rows
         return [sum(lengths[start : start + per_row]) for start in range(0, len(lengths), per_row)]
 

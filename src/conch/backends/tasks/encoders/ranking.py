@@ -44,6 +44,10 @@ class Continuation(Tokens):
         super().__init__(whole.ids[len(prefix.ids) :], None, whole.length)
         self.prefix = prefix
 
+    @property
+    def count(self) -> int:
+        return len(self.prefix.ids) + len(self.ids)
+
 
 class Rerank(EncoderTask):
     """Scores the relevance of ``text_pair`` (a document) to ``text_input`` (a query) in each row.
