@@ -11,6 +11,8 @@ from typing import Any
 import gguf
 import llama_cpp
 import numpy as np
+import torch
+import transformers
 
 from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
 from conch.backends.generation.generation_backend import open_engine
@@ -59,6 +61,48 @@ def recoded(path: Path, kind: str) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_mamba(path: Path) -> Any:
+    """Write a small recurrent model with random weights; returns the same model of transformers."""
+    torch.manual_seed(1)
+    network = transformers.MambaForCausalLM(
+        transformers.MambaConfig(
+            vocab_size=96,
+            hidden_size=32,
+            state_size=8,
+            num_hidden_layers=2,
+            expand=2,
+            conv_kernel=4,
+            time_step_rank=4,
+            initializer_range=0.3,
+        )
+    ).eval()
+    writer = gguf.GGUFWriter(path, "mamba")
+    sizes = {
+        "vocab_size": 96, "context_length": 256, "embedding_length": 32, "feed_forward_length": 0, "block_count": 2,
+        "attention.head_count": 0, "ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 8,
+        "ssm.time_step_rank": 4,
+    }  # fmt: skip
+    for key, value in sizes.items():
+        writer.add_uint32(f"mamba.{key}", value)
+    writer.add_float32("mamba.attention.layer_norm_rms_epsilon", network.config.layer_norm_epsilon)
+    for key, text in NO_VOCABULARY.items():
+        writer.add_string(key, text)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MAMBA, 2)
+    for name, weight in network.state_dict().items():
+        values = weight.float().numpy()
+        if name.endswith("A_log"):
+            values = -np.exp(values)
+        elif name.endswith("conv1d.weight"):
+            values = values.squeeze(1)
+        if name != "lm_head.weight":
+            writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return network
 
 
 @contextmanager

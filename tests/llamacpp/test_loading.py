@@ -117,6 +117,29 @@ def test_file_with_a_tensor_of_another_shape_is_refused_with_the_reason(tmp_path
     assert "blk.1.ffn_up.weight" in error.message
 
 
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({"llama.attention.head_count": 3}, "tensor 'blk.0.attn_q.weight' has wrong shape"),
+        ({"llama.block_count": 9}, "tensor 'blk.4.attn_norm.weight' not found"),
+        ({"llama.block_count": 100_000}, "llama.cpp failed: llama-model.cpp"),  # a failed assertion
+        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "llama.cpp failed: ops.cpp"),
+        ({"tokenizer.ggml.model": "nonsense"}, "unknown tokenizer: 'nonsense'"),
+    ],
+)
+def test_file_with_wrong_metadata_is_refused_with_the_reason(
+    tmp_path: Path, metadata: dict[str, Any], reason: str
+) -> None:
+    network = gguf_models.model("llama")
+    path = gguf_models.write(tmp_path / "m.gguf", "llama", network, metadata={**NO_VOCABULARY, **metadata})
+    error = refusal(path)
+    assert error.code is Code.INVALID_ARG
+    assert error.message.startswith("engine 'llamacpp' cannot ")
+    assert reason in error.message
+    with opened(write(tmp_path / "sound.gguf", "llama")) as engine:
+        assert tokens(finished_by_id(engine, request(0, PROMPT, max_tokens=2))[0])
+
+
 def test_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", "llama")
     path.write_bytes(path.read_bytes()[:-1000])

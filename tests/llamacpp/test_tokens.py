@@ -14,6 +14,7 @@ if find_spec("llama_cpp") is None:
     pytest.skip("needs llama.cpp: make test-llamacpp", allow_module_level=True)
 
 import numpy as np
+import torch
 
 from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
 from conch.backends.generation.gguf_check import verify_gguf
@@ -21,7 +22,7 @@ from conch.checkpoints.gguf import read_gguf
 from conch.checkpoints.tokenizers.open import open_gguf
 from conch.core.sampling.parameters import Feature, SamplingParams
 from conch.core.sampling.structures import Structure
-from tests.llamacpp.models import Alone, demo, opened, recoded, request, write
+from tests.llamacpp.models import Alone, demo, opened, recoded, request, write, write_mamba
 from tests.unit.backends.engines.driving import finished_by_id, tokens
 from tests.unit.checkpoints.gguf_models import MODELS
 
@@ -232,6 +233,21 @@ def test_beams_are_more_likely_than_greedy_tokens(prompts: list[list[int]]) -> N
     assert [len(beam.tokens) for beam in beams] == [8, 8]
     assert beams[0].cumulative_logprob is not None
     assert beams[0].cumulative_logprob >= sum(logprobs(alone)) - 1e-3
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_recurrent_model_gives_the_tokens_of_transformers_alone_and_in_a_batch(
+    tmp_path: Path, batch_invariant: bool
+) -> None:
+    network = write_mamba(tmp_path / "m.gguf")
+    prompts = [[3, 4, 5], [9, 8, 7, 6, 5, 4, 3, 11, 12], list(range(3, 60))]
+    settings = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    wanted = [network.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist() for prompt in prompts]
+    with opened(tmp_path / "m.gguf", max_sequences=4, batch_invariant=batch_invariant) as engine:
+        assert Feature.BEAMS not in engine.features
+        for prompt, completion in zip(prompts, wanted, strict=True):
+            assert greedy(engine, [prompt], 20)[0] == completion
+        assert list(greedy(engine, prompts * 2, 20).values()) == wanted * 2
 
 
 @pytest.mark.parametrize("name", MODELS)
