@@ -13,8 +13,8 @@ from typing import Final
 import click
 
 from conch import __version__
+from conch.cli.interrupting import INTERRUPTED
 from conch.cli.lazy import LazyGroup
-from conch.cli.status import INTERRUPTED
 from conch.cli.suggest import unknown_option
 from conch.core.errors import ConchError
 

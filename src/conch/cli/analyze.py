@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from conch.cli.interrupting import INTERRUPTED
 from conch.cli.options import OptionsCommand, hidden_option
-from conch.cli.status import INTERRUPTED
 from conch.core.errors import ConchError, internal, invalid, one_line, unavailable
 from conch.measure.analyze.options.reading import read_settings
 from conch.measure.analyze.options.settings import OPTIONS, AnalyzeSettings

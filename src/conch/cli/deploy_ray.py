@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from conch.cli.interrupting import signals_as_ctrl_c
 from conch.cli.options import command_of
 from conch.deploy.ray.options import RayCommandOptions, RayOptions, ReplicaOptions
-from conch.machine.addresses import host_and_port
+from conch.machine.ports import host_and_port
 
 if TYPE_CHECKING:
     from conch.deploy.ray.cluster import Deployed, RayApplication

@@ -1,4 +1,4 @@
-"""Handles signals that interrupt a command like Ctrl+C, so that it can clean up."""
+"""Interrupted commands: signals that end a command as Ctrl+C does, so that it can clean up, and its exit status."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+#: The exit status that shells report for a program ended by Ctrl+C.
+INTERRUPTED: Final = 130
 #: Sent by ``kill``, ``timeout`` and a closed terminal.
 _ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from conch.cli.interrupting import INTERRUPTED
 from conch.cli.options import command_of, hidden_option
-from conch.cli.status import INTERRUPTED
 from conch.measure.perf.options import PerfOptions
 
 if TYPE_CHECKING:

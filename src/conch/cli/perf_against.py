@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conch.cli.status import INTERRUPTED
+from conch.cli.interrupting import INTERRUPTED
 
 if TYPE_CHECKING:
     from conch.measure.perf.against import ComparedRound, Comparison

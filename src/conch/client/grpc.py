@@ -20,7 +20,7 @@ from conch.client.transport import ConnectionFailedError, UnreachableError
 from conch.client.values import decode
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, unavailable
-from conch.machine.addresses import host_and_port
+from conch.machine.ports import host_and_port
 from conch.wire.grpc.infer import ERRORS_WITH_CODES
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, SERVICE_PATH, decode_response, encode_request
 

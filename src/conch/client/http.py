@@ -30,7 +30,7 @@ from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, internal, invalid, unavailable, unsupported
 from conch.core.inference import TensorSpec
 from conch.core.tensors import Buffer, WireTensor
-from conch.machine.addresses import host_and_port
+from conch.machine.ports import host_and_port
 from conch.wire.json.generate import deduced_shape
 from conch.wire.json.outgoing import CODES, decode_error, encode_request, model_path, read_response
 

@@ -16,7 +16,7 @@ from conch.config.reading import Problem, Problems, refuse
 from conch.config.schema import ModelConfig, datatype, implementation, scheduler
 from conch.config.signature import parameters
 from conch.core.errors import ConchError, invalid
-from conch.machine.addresses import host_and_port
+from conch.machine.ports import host_and_port
 
 REMOTE: Final = "remote"
 #: The version of a remote model without local version directories.

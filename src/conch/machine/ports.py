@@ -1,6 +1,6 @@
-"""Checks whether a TCP port is free or accepts connections, and which processes of this machine listen on it.
+"""TCP ports: whether one is free or accepts connections, which processes listen on it, and how URLs show addresses.
 
-Used by commands, and when a server cannot start.
+Used by commands and clients, and when a server cannot start.
 """
 
 from __future__ import annotations
@@ -58,3 +58,8 @@ def holder(port: int) -> str:
         for process in listening_processes(port):
             return f"{' '.join(process.cmdline()[:4]) or process.name()} (pid {process.pid})"
     return "a program of another user"
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -108,4 +108,4 @@ def test_completing_a_command_imports_none() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     names, modules = done.stdout.splitlines()
     assert "doctor" in names
-    assert modules == "['conch.cli.suggest', 'conch.cli.lazy', 'conch.cli.status']"
+    assert modules == "['conch.cli.interrupting', 'conch.cli.suggest', 'conch.cli.lazy']"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.machine.addresses import host_and_port
+from conch.machine.ports import host_and_port
 
 
 @pytest.mark.parametrize(

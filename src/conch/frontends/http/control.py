@@ -19,7 +19,6 @@ from conch.server.core import InferenceServer
 from conch.server.regions import ClientRegions, CudaRegion, SystemRegion
 from conch.telemetry.statistics import ModelStatistics
 from conch.wire.json import control as wire
-from conch.wire.json.trace_setting import read_trace_setting
 
 
 class _Handlers(NamedTuple):
@@ -147,7 +146,7 @@ class ControlRoutes:
 
     def change_trace_setting(self, exchange: HttpExchange, model: str = "") -> None:
         self._server.check_traced(model)
-        self._server.tracing.update(model, read_trace_setting(exchange.body))
+        self._server.tracing.update(model, wire.read_trace_setting(exchange.body))
         self.trace_setting(exchange, model)
 
     def _refuse_if_exiting(self) -> None:

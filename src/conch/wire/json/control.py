@@ -1,4 +1,4 @@
-"""JSON bodies other than inference: metadata, repository, statistics, log settings, shared memory, errors.
+"""JSON bodies other than inference: metadata, repository, statistics, log and trace settings, shared memory, errors.
 
 Called by the HTTP front end on the event loop. ``read_…`` functions parse requests; ``…_body`` functions create
 responses. Does no I/O.
@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from conch.core.errors import clipped, internal, invalid, unavailable, unsupported
 from conch.core.tensors import Buffer
 from conch.machine.logs import FORMATS
+from conch.wire import trace_values
 from conch.wire.json import text
 
 _FILE: Final = "file:"
@@ -154,6 +155,28 @@ def read_log_settings(body: Buffer) -> dict[str, bool | int | str]:
             if value not in FORMATS:
                 raise unavailable(f"invalid argument for --log_format, got: {value}")
     return settings
+
+
+def read_trace_setting(body: Buffer) -> dict[str, Any]:
+    """Return the fields to change, None for cleared ones; raises INTERNAL, INVALID_ARG or UNSUPPORTED."""
+    document = text.loads(body)
+    if type(document) is not dict:
+        return {}
+    changes: dict[str, Any] = {}
+    if document.get("trace_file") is not None:
+        trace_values.refuse_file()
+    if "trace_level" in document:
+        levels = document["trace_level"]
+        changes["level"] = (
+            None if levels is None else trace_values.read_levels(map(text.as_string, text.as_array(levels)))
+        )
+    for setting in trace_values.NUMBERS:
+        if setting in document:
+            value = document[setting]
+            changes[trace_values.field(setting)] = (
+                None if value is None else trace_values.read_number(setting, text.as_string(value))
+            )
+    return changes
 
 
 def _object(body: Buffer) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from conch.client.connection import TlsFiles
-from conch.machine.addresses import host_and_port
-from conch.machine.ports import check_listens
+from conch.machine.ports import check_listens, host_and_port
 
 #: Timeout for establishing a connection (s).
 CONNECT_SECONDS: Final = 10.0
