@@ -16,7 +16,7 @@ from conch.core.tensors import WireTensor
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.retrieval.inputs import (
     MAX_LENGTH,
-    Options,
+    TextOptions,
     checked_texts,
     counted,
     empty,
@@ -135,7 +135,7 @@ def _part(part: Any, path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankingPlan(RetrievalPlan):
+class CohereRerankPlan(RetrievalPlan):
     """The ``documents`` to return (None: their indices alone), and the number of results, at most ``top_n``."""
 
     documents: list[str] | None
@@ -195,7 +195,7 @@ def _rerank(fields: Fields, signature: ModelSignature, *, shows: bool) -> Decode
     fields.finish()
     inputs, rows = pair_inputs(signature, [query] * len(documents), documents)
     parameters: dict[str, Any] = {MAX_PAIR_TOKENS: length, MAX_LENGTH: tokens}
-    plan = RankingPlan(
+    plan = CohereRerankPlan(
         rows=rows, outputs=counted(signature, SCORE), documents=documents if shown else None, top_n=top_n,
         parameters={name: value for name, value in parameters.items() if value is not None},
     )  # fmt: skip
@@ -203,7 +203,7 @@ def _rerank(fields: Fields, signature: ModelSignature, *, shows: bool) -> Decode
 
 
 def pair_inputs(
-    signature: ModelSignature, firsts: list[str], seconds: list[str], options: Options | None = None
+    signature: ModelSignature, firsts: list[str], seconds: list[str], options: TextOptions | None = None
 ) -> tuple[list[dict[str, WireTensor]], list[int]]:
     """Return the inputs of requests that score pairs. Raises UNSUPPORTED for a model with several scores per pair."""
     classes = signature.outputs[SCORE].dims[-1]
@@ -214,7 +214,7 @@ def pair_inputs(
             "model",
             code=Code.UNSUPPORTED,
         )
-    return text_inputs(signature, firsts, options or Options(), output=SCORE, pairs=seconds)
+    return text_inputs(signature, firsts, options or TextOptions(), output=SCORE, pairs=seconds)
 
 
 def _document(item: Any, index: int) -> str:

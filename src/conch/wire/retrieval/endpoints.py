@@ -63,7 +63,7 @@ _OTHERS: Final = {"cohere_rerank": ("texts", "tei_rerank"), "vllm_tokenize": ("i
 
 #: The classes of plans, which offloading processes return.
 PLANS: Final[tuple[type[RetrievalPlan], ...]] = (
-    openai.EmbeddingsPlan, cohere.CohereEmbedPlan, cohere.RankingPlan, vllm.ScoresPlan, vllm.ClassesPlan,
+    openai.EmbeddingsPlan, cohere.CohereEmbedPlan, cohere.CohereRerankPlan, vllm.ScoresPlan, vllm.ClassesPlan,
     vllm.PoolingPlan, vllm.TokensPlan, vllm.DetokenizePlan, tei.EmbedPlan, tei.SparsePlan,
     tei.EmbedAllPlan, tei.RerankPlan, tei.PredictPlan,
     tei.SimilarityPlan, tei.TokenizePlan, tei.DecodePlan,

@@ -46,7 +46,7 @@ Texts = list[str] | list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class TextOptions:
     """How texts are prepared: the prompt, by one of ``prompt_name``, ``task`` and ``prompt``, and truncation.
 
     ``truncation`` is ``left``, ``right`` or ``refuse``; None leaves it to the model. ``members`` are the names of the
@@ -130,13 +130,13 @@ def checked_tokens(ids: Any, path: str) -> list[int]:
     return ids
 
 
-def read_prompt(fields: Fields, *members: str) -> Options:
+def read_prompt(fields: Fields, *members: str) -> TextOptions:
     """Take ``prompt_name`` and ``prompt``, and the ``members`` that choose a query or a document.
 
     Any other value of ``members`` (``classification``, ``clustering`` …) is the name of a prompt. Raises ApiError for
     several of them.
     """
-    options, chosen = Options(), ""
+    options, chosen = TextOptions(), ""
     for member in (*members, PROMPT_NAME, PROMPT_TEXT):
         value = fields.text(member)
         if value is None:
@@ -165,7 +165,7 @@ def batches(count: int, signature: ModelSignature, *, output: str) -> list[slice
 def text_inputs(
     signature: ModelSignature,
     texts: Texts,
-    options: Options,
+    options: TextOptions,
     *,
     output: str,
     pairs: Sequence[str] | None = None,
@@ -198,7 +198,7 @@ def _required(signature: ModelSignature) -> set[str]:
     return {name for name, spec in signature.inputs.items() if not spec.optional and spec.datatype == "BYTES"}
 
 
-def _takes(signature: ModelSignature, name: str, options: Options) -> bool:
+def _takes(signature: ModelSignature, name: str, options: TextOptions) -> bool:
     """Whether the model has the input ``name``.
 
     A model without prompts embeds queries and documents in the same way; only a prompt that the client names itself is

@@ -8,7 +8,7 @@ from typing import Any, Final
 from conch.core.inference import ModelSignature
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.sampling import IGNORED
-from conch.wire.retrieval.inputs import Options, counted, read_prompt, read_texts_or_tokens, text_inputs
+from conch.wire.retrieval.inputs import TextOptions, counted, read_prompt, read_texts_or_tokens, text_inputs
 from conch.wire.retrieval.models import vector_output
 from conch.wire.retrieval.plans import DecodedRequest, Results, RetrievalPlan, document
 from conch.wire.retrieval.vectors import DTYPES, base64, normalized, quantized, shortened
@@ -66,7 +66,7 @@ def read_embeddings(fields: Fields, signature: ModelSignature) -> DecodedRequest
     return DecodedRequest(plan, inputs)
 
 
-def read_options(fields: Fields) -> Options:
+def read_options(fields: Fields) -> TextOptions:
     """Take the members that choose a prompt and truncate texts."""
     options = read_prompt(fields, "input_type", "task")
     side = fields.take("truncate")
@@ -79,7 +79,7 @@ def read_options(fields: Fields) -> Options:
     return truncated(fields, replace(options, truncation=truncation))
 
 
-def truncated(fields: Fields, options: Options) -> Options:
+def truncated(fields: Fields, options: TextOptions) -> TextOptions:
     """Take vLLM's ``truncate_prompt_tokens`` (-1: as many as the model takes) and ``truncation_side``."""
     tokens = fields.integer("truncate_prompt_tokens", -1, 2**31 - 1)
     if tokens == 0:

@@ -18,7 +18,7 @@ from conch.wire.retrieval.inputs import (
     MAX_TEXTS,
     PROMPT_NAME,
     TOO_MANY,
-    Options,
+    TextOptions,
     checked_texts,
     checked_tokens,
     empty,
@@ -51,14 +51,14 @@ from conch.wire.retrieval.vllm import cosines, multi_vectors
 FUNCTION: Final = "function_to_apply"
 
 
-def _read_options(fields: Fields) -> Options:
+def _read_options(fields: Fields) -> TextOptions:
     """Take the members on prompts and truncation; without ``truncate``, the model decides about long texts."""
     name = fields.text(PROMPT_NAME)
-    options = Options(prompt_name=name, members={PROMPT_NAME: fields.name(PROMPT_NAME)} if name is not None else {})
+    options = TextOptions(prompt_name=name, members={PROMPT_NAME: fields.name(PROMPT_NAME)} if name is not None else {})
     return _truncated(fields, options)
 
 
-def _truncated(fields: Fields, options: Options) -> Options:
+def _truncated(fields: Fields, options: TextOptions) -> TextOptions:
     side = fields.text("truncation_direction")
     if side is not None and side.lower() not in ("left", "right"):
         path = fields.name("truncation_direction")
@@ -147,7 +147,7 @@ def read_embed_all(fields: Fields, signature: ModelSignature) -> DecodedRequest:
 
 def _read_inputs(
     fields: Fields, signature: ModelSignature, output: str
-) -> tuple[list[dict[str, WireTensor]], list[int], Options]:
+) -> tuple[list[dict[str, WireTensor]], list[int], TextOptions]:
     texts = read_texts_or_tokens(fields, "inputs")
     options = _read_options(fields)
     fields.finish()
@@ -181,7 +181,7 @@ def read_rerank(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     texts = read_texts(fields, "texts")
     raw = fields.flag("raw_scores")
     shown = fields.flag("return_text")
-    options = _truncated(fields, Options())
+    options = _truncated(fields, TextOptions())
     fields.finish()
     inputs, rows = pair_inputs(signature, [query] * len(texts), texts, options)
     _apply(signature, inputs, rows, "none" if raw else "sigmoid", raw=raw)
@@ -224,7 +224,7 @@ def read_predict(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read a request to ``/predict``: a text, a pair of texts, or a list of lists of one or two texts."""
     firsts, seconds, single = _read_predict_inputs(fields)
     further = fields.object("parameters") or Fields({}, "parameters")
-    raw, options = fields.flag("raw_scores"), _truncated(fields, Options())
+    raw, options = fields.flag("raw_scores"), _truncated(fields, TextOptions())
     function = further.text(FUNCTION)
     if function not in (None, "sigmoid", "softmax", "none"):
         raise wrong(further.name(FUNCTION), function, "sigmoid, softmax or none")
@@ -333,7 +333,7 @@ def read_tokenize(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     special = fields.flag("add_special_tokens", True)
     name = fields.text(PROMPT_NAME)
     fields.finish()
-    options = Options(prompt_name=name, members={PROMPT_NAME: PROMPT_NAME})
+    options = TextOptions(prompt_name=name, members={PROMPT_NAME: PROMPT_NAME})
     inputs, rows = text_inputs(signature, texts, options, output=TOKENS)
     return DecodedRequest(
         TokenizePlan(rows=rows, outputs=(TOKENS,), parameters={"add_special_tokens": special}), inputs
@@ -359,7 +359,7 @@ def read_decode(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     ids = [checked_tokens(tokens, "ids" if len(listed) == 1 else f"ids[{row}]") for row, tokens in enumerate(listed)]
     skip = fields.flag("skip_special_tokens", True)
     fields.finish()
-    inputs, rows = text_inputs(signature, ids, Options(), output=TOKENS)
+    inputs, rows = text_inputs(signature, ids, TextOptions(), output=TOKENS)
     return DecodedRequest(DecodePlan(rows=rows, outputs=(TOKENS,), parameters={"skip_special_tokens": skip}), inputs)
 
 

@@ -15,7 +15,7 @@ from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.sampling import IGNORED
 from conch.wire.retrieval.cohere import pair_inputs
 from conch.wire.retrieval.inputs import (
-    Options,
+    TextOptions,
     checked_tokens,
     counted,
     read_texts,
@@ -86,7 +86,7 @@ def read_score(fields: Fields, signature: ModelSignature) -> DecodedRequest:
             f"'{names[0]}' has {len(firsts)} texts and '{names[1]}' {len(seconds)}: there must be one, or as many",
             names[0],
         )
-    options = truncated(fields, Options())
+    options = truncated(fields, TextOptions())
     fields.ignore(*IGNORED)
     fields.finish()
     if Kind.DENSE in kinds(signature):
@@ -136,7 +136,7 @@ def multi_vectors(results: Results) -> list[Array]:
 def read_classify(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read a request to ``/classify``."""
     texts = read_texts(fields, "input")
-    options = truncated(fields, Options())
+    options = truncated(fields, TextOptions())
     fields.ignore(*IGNORED)
     fields.finish()
     inputs, rows = text_inputs(signature, texts, options, output=SCORE)
@@ -228,7 +228,7 @@ def read_tokenize(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     fields.finish()
     return DecodedRequest(
         TokensPlan(rows=[1], outputs=(TOKENS,), parameters={"add_special_tokens": special}, strings=strings),
-        text_inputs(signature, [text], Options(), output=TOKENS)[0],
+        text_inputs(signature, [text], TextOptions(), output=TOKENS)[0],
     )
 
 
@@ -245,4 +245,4 @@ def read_detokenize(fields: Fields, signature: ModelSignature) -> DecodedRequest
     tokens = checked_tokens(fields.take("tokens"), "tokens")
     fields.finish()
     plan = DetokenizePlan(rows=[1], outputs=(TOKENS,), parameters={"skip_special_tokens": False})
-    return DecodedRequest(plan, text_inputs(signature, [tokens], Options(), output=TOKENS)[0])
+    return DecodedRequest(plan, text_inputs(signature, [tokens], TextOptions(), output=TOKENS)[0])

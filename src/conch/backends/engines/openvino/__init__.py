@@ -12,7 +12,7 @@ from conch.core.errors import invalid
 from conch.machine import extras
 
 
-class OpenVinoEngine(InFlightBatcher):
+class OpenVinoGenerationEngine(InFlightBatcher):
     """The in-flight batcher over a decoder of OpenVINO."""
 
     name = "openvino"
@@ -40,4 +40,4 @@ def open(spec: EngineSpec) -> GenerationEngine:
     extras.require("engine 'openvino'", "openvino")
     from conch.backends.engines.openvino.decoder import OpenVinoDecoder
 
-    return OpenVinoEngine(OpenVinoDecoder(spec), spec)
+    return OpenVinoGenerationEngine(OpenVinoDecoder(spec), spec)
