@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from conch.checkpoints.activations import Activation, activation_named
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.modules import SETTINGS, Prompts
 from conch.checkpoints.task import CROSS_ENCODER
 from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file
 from conch.checkpoints.tokenizers.inputs import InputEncoder
@@ -58,8 +59,7 @@ class RankingPlan:
     """
 
     activation: Activation
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str = ""
+    prompts: Prompts = field(default_factory=Prompts)
     causal: bool = False
     true_id: int | None = None
     false_id: int | None = None
@@ -70,28 +70,19 @@ class RankingPlan:
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> RankingPlan:
         """Read the plan of a checkpoint. Raises INVALID_ARG or UNSUPPORTED, naming the module or the setting."""
-        settings = checkpoint.json("config_sentence_transformers.json") or {}
+        settings = checkpoint.json(SETTINGS) or {}
         saved = settings if settings.get("model_type") == CROSS_ENCODER and checkpoint.modules() else {}
         causal = is_causal(checkpoint.config)
         classes = 1 if causal else len(checkpoint.labels or ()) or 1
         plan = cls(activation_named(_activation(checkpoint.config, saved, classes), checkpoint.source), causal=causal)
-        plan.prompts = {str(name): str(text) for name, text in (saved.get("prompts") or {}).items()}
-        default = saved.get("default_prompt_name")
-        if default is not None and default not in plan.prompts:
-            raise invalid(f"'{checkpoint.source}': its default_prompt_name is '{default}', which prompts lacks")
-        plan.default_prompt = plan.prompts.get(default or "", "")
+        plan.prompts = Prompts(saved.get("prompts") or {}, saved.get("default_prompt_name") or "")
+        if plan.prompts.default and plan.prompts.default not in plan.prompts.by_name:
+            raise invalid(
+                f"'{checkpoint.source}': its default_prompt_name is '{plan.prompts.default}', which prompts lacks"
+            )
         if saved:
             plan._read_modules(checkpoint)
         return plan
-
-    def prompt(self, name: str | None) -> str:
-        """Return the prompt ``name``, by default that of the checkpoint. Raises INVALID_ARG for an unknown name."""
-        if name is None:
-            return self.default_prompt
-        try:
-            return self.prompts[name]
-        except KeyError:
-            raise invalid(f"prompt_name is '{name}'; the checkpoint has {', '.join(self.prompts)}") from None
 
     def _read_modules(self, checkpoint: Checkpoint) -> None:
         modules = checkpoint.modules()
@@ -118,7 +109,7 @@ class RankingPlan:
 
     def _read_transformer(self, checkpoint: Checkpoint) -> None:
         """Read the inputs of the Transformer module; folders of older versions always join the two texts."""
-        config = checkpoint.json("sentence_bert_config.json") or {}
+        config = checkpoint.transformer_config()
         inputs = config.get("modality_config") or {"text": {}}
         if "message" in inputs:
             self.messages = str(inputs["message"].get("format") or "auto")

@@ -327,6 +327,8 @@ class TestPrefixes:
         whole, _ = task.pairs.encode([QUERY] * count, documents, "")
         common = common_length([tokens.ids for tokens in whole])
         assert common > 15
+        prepared = task.prepare(request("score", text_input=[QUERY] * count, text_pair=documents))
+        assert prepared.token_counts == [len(tokens.ids) for tokens in whole]
         assert work.tokens == sum(len(tokens.ids) for tokens in whole) - (count - 1) * common
 
     def test_requests_with_several_queries_share_a_batch(self, folder: Path) -> None:

@@ -49,6 +49,17 @@ class Continuation(Tokens):
         return len(self.prefix.ids) + len(self.ids)
 
 
+class PairRequest(EncodedRequest):
+    """A request as the token sequences of its pairs, which may have prefixes."""
+
+    @property
+    def token_counts(self) -> list[int]:
+        return [
+            len(sequence.ids) + (len(sequence.prefix.ids) if isinstance(sequence, Continuation) else 0)
+            for sequence in self.sequences
+        ]
+
+
 class Rerank(EncoderTask):
     """Scores the relevance of ``text_pair`` (a document) to ``text_input`` (a query) in each row.
 
@@ -83,8 +94,8 @@ class Rerank(EncoderTask):
             checked_choice(FUNCTION, checkpoint.options.extra[FUNCTION], FUNCTIONS)
         plan = RankingPlan.read(checkpoint)
         inputs = [TEXT, PAIR, TensorSpec(FUNCTION, "BYTES", (1,), optional=True)]
-        if plan.prompts:
-            plan.prompt(checkpoint.options.extra.get("prompt_name"))
+        if plan.prompts.by_name:
+            plan.prompts.text(checkpoint.options.extra.get("prompt_name"), None)
             inputs.append(TensorSpec("prompt_name", "BYTES", (1,), optional=True))
         classes = 1 if plan.causal else len(checkpoint.labels or ()) or 1
         outputs = TensorSpec("score", "FP32", (classes,)), TensorSpec("logits", "FP32", (classes,))
@@ -94,11 +105,12 @@ class Rerank(EncoderTask):
         queries = texts_of(request, TEXT.name)
         documents = texts_of(request, PAIR.name)
         function = self.function(request)
-        prompt = self.plan.prompt(self.option(request, "prompt_name")) if self.plan.prompts else ""
+        prompts = self.plan.prompts
+        prompt = prompts.text(self.option(request, "prompt_name"), None) if prompts.by_name else ""
         sequences, truncated = self.pairs.encode(queries, documents, prompt)
         if self.shares_prefixes:
             sequences = shared_prefixes(queries, sequences, self.budget)
-        return EncodedRequest(request, sequences, truncated, function)
+        return PairRequest(request, sequences, truncated, function)
 
     def divide(self, sequences: Sequence[Tokens]) -> list[list[int]]:
         """Return the indices of the sequences of each run; those of a run have the same prefix."""
