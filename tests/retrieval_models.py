@@ -58,7 +58,7 @@ def open_model(folder: Path, **options: Any) -> Task:
 
 def embed(task: Task, texts: Sequence[str], /, **inputs: str) -> Result:
     """The result for ``texts`` as one request; the same ``inputs`` for all."""
-    extra = {name: [value] * len(texts) for name, value in inputs.items()}
+    extra: dict[str, Any] = {name: [value] * len(texts) for name, value in inputs.items()}
     prepared = task.prepare(request(text_input=list(texts), **extra))
     return completed(task.execute([prepared], ExecutionWork()))[0]
 

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
-#: Logits computed at a time.
-_PART: Final = 1 << 23
+#: The maximum number of logits that are computed at a time, unless one position of all texts has more.
+PART: Final = 1 << 23
 #: The largest difference from the logits of the network itself, relative to the greatest.
 _SAME: Final = 1e-4
 
@@ -56,7 +56,7 @@ class VocabularyPooling:
         if mask is None:
             return self._linear(hidden)
         rows, length = mask.shape
-        step = max(1, _PART // (rows * self._projection.out_features))
+        step = max(1, PART // (rows * self._projection.out_features))
         pooled: Any = None
         for start in range(0, length, step):
             end = start + step

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Normalize
+from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling, WeightedLayerPooling
 from torch import nn
+from transformers import Qwen2Config, Qwen2Model
 
 from conch.backends.tasks.huggingface_backend import describe_task
 from conch.checkpoints.folder import Checkpoint
@@ -29,6 +30,7 @@ from tests.retrieval_models import (
     saved,
     vectors,
 )
+from tests.text_checkpoints import byte_level
 
 PROMPTS = {"query": "the station: ", "passage": "a bus ", "empty": ""}
 MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -167,3 +169,33 @@ def test_a_default_prompt_that_is_missing_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"default_prompt_name": "other"}))
     with pytest.raises(ConchError, match="the default_prompt_name 'other'"):
         open_model(folder)
+
+
+def test_a_network_in_a_subfolder(tmp_path: Path) -> None:
+    folder = pooled(tmp_path / "folder", prompts=PROMPTS)
+    listed = json.loads((folder / "modules.json").read_text())
+    listed[0]["path"] = "0_Transformer"
+    (folder / "0_Transformer").mkdir()
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in ("modules.json", "config_sentence_transformers.json"):
+            path.rename(folder / "0_Transformer" / path.name)
+    (folder / "modules.json").write_text(json.dumps(listed))
+    check(folder)
+
+
+def test_the_last_token_of_a_decoder_that_pads_on_the_left(tmp_path: Path) -> None:
+    base = tmp_path / "backbone"
+    base.mkdir()
+    tokenizer = byte_level(base)
+    tokenizer.padding_side = "left"
+    tokenizer.save_pretrained(base)
+    sizes = {"hidden_size": SIZE, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        intermediate_size=64,
+        initializer_range=0.4,
+        pad_token_id=tokenizer.pad_token_id,
+        **sizes,
+    )
+    Qwen2Model(config).save_pretrained(base)
+    check(saved(tmp_path / "folder", Transformer(str(base)), Pooling(SIZE, "lasttoken"), Normalize(), prompts=PROMPTS))

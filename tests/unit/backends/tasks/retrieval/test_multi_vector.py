@@ -61,7 +61,7 @@ def test_pylate(tmp_path: Path) -> None:
     listed[1]["type"] = "pylate.models.Dense.Dense"
     (folder / "modules.json").write_text(json.dumps(listed))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 40, "do_lower_case": False}))
-    config = {"in_features": 32, "out_features": 8, "bias": False, "use_residual": False}
+    config: dict[str, Any] = {"in_features": 32, "out_features": 8, "bias": False, "use_residual": False}
     config["activation_function"] = "torch.nn.modules.linear.Identity"
     (folder / "1_Dense" / "config.json").write_text(json.dumps(config))
     settings = {

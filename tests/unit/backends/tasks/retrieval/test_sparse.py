@@ -13,11 +13,13 @@ from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SparseStaticEmbedding, SpladePooling
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from conch.backends.tasks import vocabulary
 from conch.backends.tasks.huggingface_backend import describe_task
 from conch.checkpoints.folder import Checkpoint
 from tests.retrieval_models import NEIGHBOURS, SIZE, backbone, close, each, embed, open_model, saved, sparse
+from tests.text_checkpoints import write
 
 
 def check(folder: Path) -> None:
@@ -74,3 +76,32 @@ def test_sparse_auto_encoder(tmp_path: Path) -> None:
         nn.init.normal_(parameter, std=0.1)
     first = backbone(tmp_path / "backbone")
     check(saved(tmp_path / "folder", first, Pooling(SIZE, "mean"), coder, kind=SparseEncoder))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+def test_logits_of_all_positions_are_never_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, family: str
+) -> None:
+    write(tmp_path, "AutoModelForMaskedLM", family=family)
+    network = AutoModelForMaskedLM.from_pretrained(str(tmp_path)).eval()
+    ids = torch.arange(30).reshape(2, 15) % 60 + 4
+    tensors = {"input_ids": ids, "attention_mask": (torch.arange(15) < torch.tensor([[15], [9]])).long()}
+    with torch.inference_mode():
+        logits = torch.log1p(torch.relu(network(**tensors).logits)) * tensors["attention_mask"][..., None]
+    expected = logits.amax(1) if strategy == "max" else logits.sum(1)
+    lengths: list[int] = []
+    projection = network.get_output_embeddings()
+    linear = projection.forward
+
+    def counted(hidden: torch.Tensor) -> torch.Tensor:
+        lengths.append(hidden.shape[1])
+        return linear(hidden)
+
+    projection.forward = counted
+    pooling = vocabulary.VocabularyPooling(network, strategy, twice=False)
+    lengths.clear()
+    monkeypatch.setattr(vocabulary, "PART", 4 * 2 * logits.shape[2])
+    with torch.inference_mode():
+        close(pooling(tensors).numpy(), expected.numpy())
+    assert lengths == [4, 4, 4, 3]
