@@ -156,7 +156,7 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 
 $(STAMPS)/llamacpp: $(STAMPS)/models
 	@echo "Compiling llama.cpp with a C++ compiler, which takes minutes on all cores ..."
-	@CMAKE_ARGS=-DLLAVA_BUILD=OFF $(PIP) -e ".[llamacpp]" openai pytest pytest-asyncio pytest-timeout
+	@CMAKE_ARGS=-DLLAVA_BUILD=OFF $(PIP) --no-cache-dir -e ".[llamacpp]" openai pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 $(STAMPS)/clients: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
