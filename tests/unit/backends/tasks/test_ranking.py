@@ -266,6 +266,17 @@ def test_variables_of_the_chat_template_are_saved(tmp_path: Path) -> None:
     close(scores(served(folder)), oracle(folder))
 
 
+@pytest.mark.parametrize("template", [CHAT, None])
+def test_a_classifier_over_a_decoder(tmp_path: Path, template: str | None) -> None:
+    """With a chat template, sentence-transformers makes a conversation of a pair for a classifier too."""
+    made = tokenizer(tmp_path / "bare", template)
+    config = Qwen3Config(**SIZES, head_dim=8, num_labels=2, vocab_size=len(made), pad_token_id=0, bos_token_id=None)
+    torch.manual_seed(3)
+    modeling_auto.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "bare")
+    CrossEncoder(str(tmp_path / "bare"), device="cpu").save(str(tmp_path / "saved"))
+    close(scores(served(tmp_path / "saved")), oracle(tmp_path / "saved"))
+
+
 def test_a_language_model_without_modules_ranks_by_its_card_and_template(tmp_path: Path) -> None:
     language_model(tmp_path)
     assert Checkpoint.open(tmp_path).task == "text-generation"
