@@ -8,12 +8,12 @@
 exporter, and print a row each: the largest difference, or the error. ``speed`` exports the checkpoint in the folder
 MODEL (``llama-135m``: a random one) and runs the graphs in turns. Encoders are compared on padded batches. Language
 models are compared as graphs with a cache (a prompt, single steps, several tokens), with one row of two padded, and in
-OpenVINO GenAI's paged pipeline, which conch serves them with.
+the decoder over paged attention that conch serves them with.
 
 Exporters: ``conch`` (needs the extra ``convert``), ``optimum-intel`` and ``optimum-onnx``. The last two need different
 versions of transformers, so create an environment for each, and run this in both:
 
-    pip install torch "transformers>=5.5,<5.6" onnx onnxscript onnxruntime openvino-genai nncf accelerate
+    pip install torch "transformers>=5.5,<5.6" onnx onnxscript onnxruntime openvino nncf accelerate
     pip install --no-deps optimum-intel optimum   # it declares torchvision, but works without it
     pip install torch optimum-onnx onnxruntime onnxscript   # the other environment; transformers 4.57
     pip install --no-deps -e .   # in both, with the packages that conch itself needs
