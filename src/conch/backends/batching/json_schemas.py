@@ -40,6 +40,8 @@ _LARGEST: Final = 2**63 - 1024
 #: nested schemas that are compared, each of which may compare several.
 _DEPTH: Final = 16
 _DISJOINT_DEPTH: Final = 3
+#: The number of steps in which the branches of ``oneOf`` are compared.
+_MAX_STEPS: Final = 100_000
 
 _DATE: Final = (
     r"(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|"
@@ -90,6 +92,13 @@ class _Rewriter:
         #: The targets of references, and their names in ``$defs``.
         self._targets: dict[str, Any] = {}
         self._numbers: dict[str, str] = {}
+        #: The parts that references name by ``$anchor``, or by an identifier that begins with ``#``.
+        self._anchors: dict[str, Any] = {}
+        for node in _nodes(root):
+            for name in (node.get("$id"), node.get("id"), f"#{node.get('$anchor')}"):
+                if isinstance(name, str) and name.startswith("#"):
+                    self._anchors.setdefault(name, node)
+        self._steps = 0
         divisors = {_decimal(node["multipleOf"]) for node in _nodes(root) if _is_number(node.get("multipleOf"))}
         places = max([0, *(-int(divisor.as_tuple().exponent) for divisor in divisors)])
         #: Whether the divisors have a common multiple in 32 bits, in which llguidance computes it.
@@ -204,9 +213,8 @@ class _Rewriter:
         path = unquote(local[1:])
         node = self._root
         if path and not path.startswith("/"):
-            for inner in _nodes(self._root):
-                if inner.get("$anchor") == path or local in (inner.get("$id"), inner.get("id")):
-                    return inner
+            if local in self._anchors:
+                return self._anchors[local]
             path = f"/{path}"
         for step in path.split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
@@ -220,6 +228,11 @@ class _Rewriter:
 
     def _one_of(self, branches: list[Any], types: frozenset[str]) -> Any:
         """Return the schema that replaces ``oneOf`` for values of these types."""
+        values = [self._values(branch) for branch in branches]
+        if None not in values:
+            keys = [{_key(value) for value in found or ()} for found in values]
+            if sum(map(len, keys)) == len(set().union(*keys)):
+                return {"anyOf": [self._schema(branch) for branch in branches]}
         rewritten = []
         for branch in branches:
             parts = [self._schema(branch)]
@@ -305,6 +318,9 @@ class _Rewriter:
     # Properties of schemas, of which some keywords are ignored: the schemas may allow less, but not more.
 
     def _followed(self, node: Any) -> Any:
+        self._steps += 1
+        if self._steps > _MAX_STEPS:
+            raise invalid("keyword 'oneOf' has too many branches, or too large ones, to compare them")
         for _ in range(_DEPTH):
             if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):
                 return node if isinstance(node, dict | bool) else True

@@ -266,6 +266,19 @@ def test_schemas_that_are_refused_by_name(schema: Any, message: str) -> None:
     assert caught.value.message.startswith(f"structured_outputs: this json does not compile: {message}")
 
 
+def test_branches_that_take_long_to_compare_are_refused() -> None:
+    constants = {"oneOf": [{"const": number} for number in range(3000)]}
+    assert len(rewrite(constants)["allOf"][0]["anyOf"]) == 3000
+    many = [{"type": "object", "required": [f"p{number}"]} for number in range(2000)]
+    doubled = {f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(40)}
+    for schema in (
+        {"oneOf": many},
+        {"oneOf": [{"$ref": "#/$defs/d0"}, INTEGER], "$defs": {**doubled, "d40": {"type": "string"}}},
+    ):
+        with pytest.raises(ConchError, match="keyword 'oneOf' has too many branches, or too large ones, to compare"):
+            rewrite(schema)
+
+
 def test_references_in_a_long_chain_are_followed() -> None:
     chain = {f"d{index}": {"items": {"$ref": f"#/$defs/d{index + 1}"}} for index in range(1000)}
     rewritten = rewrite({"$ref": "#/$defs/d0", "$defs": {**chain, "d1000": INTEGER}})
