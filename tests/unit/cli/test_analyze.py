@@ -81,7 +81,7 @@ def test_goals_that_nothing_keeps_are_an_error_that_names_the_nearest(
     assert "The closest is m_config_1: throughput is 400 infer/s and must be at least 500" in capsys.readouterr().out
 
 
-def test_an_interrupted_search_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_search_is_reported_as_interrupted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     circumstances, (search,) = load(folder)
     save(folder, circumstances, [SavedSearch(search.models, search.goals, search.results, complete=False)])
     main(["analyze", "report", "-e", str(folder), "-o", "json"])

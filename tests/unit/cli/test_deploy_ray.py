@@ -206,7 +206,7 @@ def test_what_cannot_start_is_removed_unless_something_served_before(
 
 
 @pytest.mark.parametrize(("there", "removed"), [(False, 1), (True, 0)])
-def test_ctrl_c_does_not_take_away_what_was_to_stay(
+def test_ctrl_c_during_a_deployment_removes_it_only_if_it_is_new(
     repository: Path, cluster: Cluster, there: bool, removed: int
 ) -> None:
     cluster.there, cluster.error = there, KeyboardInterrupt()
@@ -214,7 +214,7 @@ def test_ctrl_c_does_not_take_away_what_was_to_stay(
     assert cluster.removed == removed
 
 
-def test_ctrl_c_takes_away_what_was_to_end_with_the_command(repository: Path, cluster: Cluster) -> None:
+def test_ctrl_c_removes_a_deployment_that_ends_with_the_command(repository: Path, cluster: Cluster) -> None:
     cluster.there, cluster.error = True, KeyboardInterrupt()
     assert main(["deploy", "ray", f"--model-repository={repository}"]) == 0
     assert cluster.removed == 1

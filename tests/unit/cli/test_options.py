@@ -284,7 +284,7 @@ def test_older_names_of_the_limits_of_offloading_work(
     ]
 
 
-def test_deprecated_flags_work_and_are_told_of(started: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
+def test_deprecated_flags_work_and_are_reported(started: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
     settings = serve(started, "--strict-model-config=true", "--trace-rate=7", "--trace-level=TIMESTAMPS")
     assert settings.disable_auto_complete_config
     assert settings.trace_config == (Setting("", "rate", "7"), Setting("", "level", "TIMESTAMPS"))

@@ -23,7 +23,7 @@ def closed_early(arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]
 
 
 @pytest.mark.parametrize("arguments", [["check", "{}"], ["serve", "--help-all"], ["--help"]])
-def test_a_reader_that_is_gone_is_no_error_message(arguments: list[str], tmp_path: Path) -> None:
+def test_a_closed_output_pipe_gives_no_error_message(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "m" / "v1").mkdir(parents=True)
     done = closed_early([argument.format(tmp_path) for argument in arguments])
     assert b"Traceback" not in done.stderr

@@ -114,7 +114,7 @@ def test_configuration_without_inputs_asks_for_a_server(repository: Path, capsys
     assert "give --url of a server that runs the model" in capsys.readouterr().err
 
 
-def test_a_running_server_tells_what_the_model_takes(
+def test_inputs_come_from_the_metadata_of_a_running_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("no_proxy", raising=False)

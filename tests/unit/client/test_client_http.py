@@ -240,7 +240,7 @@ def test_a_request_whose_connection_breaks_after_it_was_sent_is_not_sent_again(
 
 
 @pytest.mark.parametrize("call", [conch.Client.live, conch.Client.models])
-def test_a_question_whose_connection_breaks_is_asked_again(call: Callable[[conch.Client], object]) -> None:
+def test_a_query_whose_connection_breaks_is_retried(call: Callable[[conch.Client], object]) -> None:
     asked: list[str] = []
 
     def dying(connection: Connection) -> None:

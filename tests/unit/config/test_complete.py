@@ -66,7 +66,7 @@ def test_completing_leaves_the_configuration_as_written_alone() -> None:
         ("model.pt2", "pytorch", "torch_aoti"),
     ],
 )
-def test_backend_is_told_by_the_model_file(file: str, backend: str, platform: str) -> None:
+def test_backend_is_derived_from_the_model_file(file: str, backend: str, platform: str) -> None:
     config = completed("", file)
 
     assert (config.backend, config.platform, config.default_model_filename) == (backend, platform, file)
@@ -124,7 +124,7 @@ def test_checkpoint_has_no_single_model_file() -> None:
     assert (config.platform, config.default_model_filename) == ("", "")
 
 
-def test_backend_is_told_by_the_name_where_nothing_else_tells() -> None:
+def test_backend_is_derived_from_the_name_if_nothing_else_determines_it() -> None:
     config = completed("", "weights.bin", name="m.foo")
 
     assert (config.backend, config.default_model_filename) == ("foo", "model.foo")

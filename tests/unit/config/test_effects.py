@@ -58,7 +58,7 @@ def test_a_field_without_effect_is_named_with_its_place(text: str, field: tuple[
         'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" } } }',
     ],
 )
-def test_a_field_that_is_obeyed_or_says_the_default_is_not_named(text: str) -> None:
+def test_supported_fields_and_default_values_are_not_reported(text: str) -> None:
     assert list(ineffective_problems(parse(text, "config.pbtxt"))) == []
 
 

@@ -304,7 +304,7 @@ def test_warmup_without_data_or_with_open_shape_is_refused() -> None:
     )
 
 
-def test_every_problem_of_a_configuration_is_found_and_points_at_its_line() -> None:
+def test_every_problem_of_a_configuration_is_reported_with_its_line() -> None:
     text = 'backend: "python"\nmax_batch_size: -1\ndynamic_batching {\n  preferred_batch_size: [\n    0 ]\n}\n'
     problems = list(static_problems(completed(text)))
 

@@ -10,13 +10,13 @@ def test_half_a_character_of_a_file_s_name_is_written_out() -> None:
     assert str(invalid("a\udcff")) == "a\\udcff"
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_known_one_whatever_its_case() -> None:
+def test_an_unknown_name_is_reported_with_the_most_similar_name_whatever_its_case() -> None:
     assert did_you_mean("TEMPERATUR", ["top_p", "Temperature"]) == "did you mean 'Temperature'?"
     assert did_you_mean("colour", ["top_p", "Temperature"], "it has top_p") == "it has top_p"
     assert did_you_mean("temperatures", ["temperature"], likeness=0.99) == ""
 
 
-def test_a_name_that_stands_for_another_is_answered_with_that_one() -> None:
+def test_the_suggestion_for_an_alias_is_the_name_it_stands_for() -> None:
     known = {"check": "conch check", "lint": "conch check"}
     assert did_you_mean("Lint", known, shown=known.__getitem__) == "did you mean 'conch check'?"
 

@@ -96,7 +96,7 @@ def test_the_steps_can_be_pasted_into_a_shell(options: list[str], models: Path) 
     ],
 )
 @pytest.mark.parametrize("platform", ["oci", "sagemaker", "vertex"])
-def test_bad_input_is_one_sentence_and_leaves_nothing(
+def test_bad_input_is_reported_in_one_sentence_and_nothing_remains(
     platform: str, options: list[str], complaint: str, models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(platform, *options) == 1

@@ -78,6 +78,6 @@ def test_a_name_that_no_archive_has_is_refused(root: Path) -> None:
         contents(root)
 
 
-def test_a_repository_that_is_gone_is_reported(tmp_path: Path) -> None:
+def test_a_deleted_repository_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConchError, match=f"{tmp_path}/gone cannot be read: No such file"):
         contents(tmp_path / "gone")

@@ -51,7 +51,7 @@ def test_a_disk_without_room_is_reported_before_anything_is_written(tmp_path: Pa
     assert [path.name for path in tmp_path.rglob("*")] == (["out"] if there else [])
 
 
-def test_everybody_may_read_what_an_image_gets(tmp_path: Path) -> None:
+def test_files_copied_into_an_image_are_readable_by_everyone(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         with staged(tmp_path / "out") as folder:

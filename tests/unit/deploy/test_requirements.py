@@ -82,7 +82,7 @@ def test_adapters_need_their_extra_wherever_they_are_named(tmp_path: Path) -> No
         ("LlamaForCausalLM", "llama", ("huggingface", "structured")),
     ],
 )
-def test_a_checkpoint_in_the_repository_says_what_it_needs(
+def test_requirements_come_from_a_checkpoint_in_the_repository(
     tmp_path: Path, architecture: str, kind: str, extras: tuple[str, ...]
 ) -> None:
     config = json.dumps({"architectures": [architecture], "model_type": kind})

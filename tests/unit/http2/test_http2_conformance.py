@@ -126,7 +126,7 @@ def test_answer_to_a_ping_is_not_answered(client):
     assert b"whatever" not in client.pongs
 
 
-def test_client_that_goes_away_still_gets_its_answers(client):
+def test_client_that_sent_goaway_still_gets_its_responses(client):
     stream = client.new_stream()
     client.send(client.head(stream, headers()) + frames.goaway(0, Http2ErrorCode.NO_ERROR) + body(stream))
     assert client.answer(stream).status == 0

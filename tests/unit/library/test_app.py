@@ -57,7 +57,7 @@ def test_failed_model_s_reason_is_one_whole_sentence(repository: Path, capsys: p
         ('backend: "python"', {"1/model.py": "class Model:\n    pass"}, "the class TritonPythonModel is missing"),
     ],
 )
-def test_command_ends_on_what_conch_check_says_of_the_model(
+def test_command_ends_with_the_errors_of_conch_check(
     config: str,
     files: dict[str, str],
     said: str,

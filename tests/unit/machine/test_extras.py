@@ -248,7 +248,7 @@ def test_a_command_with_a_blank_in_its_path_can_be_copied(tmp_path: Path, monkey
     assert extras.pip() == f"'{folder / 'pip'}'"
 
 
-def test_a_current_directory_that_is_gone_stops_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run_in_a_deleted_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()

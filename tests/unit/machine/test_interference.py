@@ -55,7 +55,7 @@ def test_time_that_the_host_takes_disturbs_sooner_than_other_processes() -> None
     assert str(found) == "other processes used 5% of the cores, 5% went to other guests of the host (steal)"
 
 
-def test_a_quota_that_is_used_up_is_told_and_is_no_disturbance() -> None:
+def test_an_exceeded_quota_is_reported_and_is_not_interference() -> None:
     found = meter(CpuClocks(0, 0, 0, throttled=3), CpuClocks(10, 1, 1, throttled=5)).since_last()
 
     assert not found.disturbs

@@ -60,7 +60,7 @@ def test_model_py_in_the_directory_runs_the_models_of_its_backend(backends: Path
     places.check(config, model, 1)
 
 
-def test_directory_goes_before_the_servers_own_backends_but_not_before_python(backends: Path) -> None:
+def test_directory_overrides_the_servers_own_backends_except_python(backends: Path) -> None:
     places = BackendDirectories(backends)
     assert places.python_based("vllm") == backends / "vllm"
     put(backends, "python/model.py")

@@ -64,7 +64,7 @@ def test_a_repository_may_have_a_number_for_a_name(tmp_path: Path) -> None:
     assert repository_problem(tmp_path / "1") is None
 
 
-def test_a_misspelt_directory_is_answered_with_the_one_beside_it(tmp_path: Path) -> None:
+def test_a_misspelt_directory_is_reported_with_a_similar_one(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     problem = repository_problem(tmp_path / "model")
     assert problem is not None and problem.hint == f"did you mean '{tmp_path / 'models'}'?"

@@ -84,7 +84,7 @@ def test_file_in_the_place_of_a_directory_fails_the_poll() -> None:
         UploadedModel("m", {"1": b"x", "1/model.py": b"x"})
 
 
-def test_configuration_that_is_none_fails_the_poll(tmp_path: Path) -> None:
+def test_invalid_configuration_fails_the_poll(tmp_path: Path) -> None:
     with pytest.raises(PollError) as caught:
         describe_override("m", tmp_path, '{"nam": 1}')
     assert caught.value.message.startswith("Poll failed for model directory 'm': Invalid config override: ")

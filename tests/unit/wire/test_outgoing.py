@@ -82,7 +82,7 @@ def test_a_datatype_that_is_unknown_is_refused(datatype: str) -> None:
         b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}}]}',
     ],
 )
-def test_an_answer_that_is_none_is_an_error_of_the_server(body: bytes) -> None:
+def test_an_invalid_response_is_an_error_of_the_server(body: bytes) -> None:
     with pytest.raises(ConchError) as raised:
         json_outgoing.decode_response(body, None)
     assert raised.value.code is Code.INTERNAL

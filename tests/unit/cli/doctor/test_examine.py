@@ -62,7 +62,7 @@ def test_the_least_memory_limit_of_the_control_groups_counts(tmp_path: Path, fil
     assert memory(tmp_path).limit == limit
 
 
-def test_a_taken_port_is_reported_with_its_program() -> None:
+def test_a_port_in_use_is_reported_with_its_program() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
         port, free = taken.getsockname()[1], other.getsockname()[1]
         other.close()
@@ -88,7 +88,7 @@ def test_nvml_tells_of_gpus() -> None:
     assert gpus(nvml()) == GpusFact((GpuFact("H100", 80 << 30, "550.1"),), "NVML")
 
 
-def test_a_driver_that_is_missing_is_said_in_nvmls_words() -> None:
+def test_a_missing_driver_is_reported_with_nvmls_message() -> None:
     def fail() -> None:
         raise RuntimeError("NVML Shared Library Not Found")
 

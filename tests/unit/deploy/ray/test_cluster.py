@@ -49,7 +49,7 @@ def test_all_is_there_when_every_deployment_has_replicas_of_its_version_alone(
     assert not is_complete(Deployed([ingress()], records), plans, {"node", "another"})
 
 
-def test_failures_say_what_could_not_start() -> None:
+def test_deployment_error_names_what_could_not_start() -> None:
     error = deployment_error({"b": "no weights", "ingress": "port 8000 is taken"}, "ignored")
     assert error.message == "cannot start a replica of 'b': no weights; the ingress: port 8000 is taken"
     assert error.code is Code.INVALID_ARG
@@ -122,7 +122,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
     assert raised.value.code is Code.INVALID_ARG
 
 
-def test_a_cluster_that_does_not_answer_is_one_sentence() -> None:
+def test_an_unreachable_cluster_is_reported_in_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         check_address(f"127.0.0.1:{port}")
@@ -142,7 +142,7 @@ def test_of_what_ray_raises_the_last_line_is_shown() -> None:
         raise unavailable("as it is")
 
 
-def test_an_application_is_removed_when_it_is_gone_however_long_it_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removal_of_an_application_waits_however_long_it_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     left = iter([{"mine": 1, "other": 1}, {"mine": 1, "other": 1}, {"mine": 1, "other": 1}, {"other": 1}])
     serve = SimpleNamespace(

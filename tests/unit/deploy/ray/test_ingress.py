@@ -156,7 +156,7 @@ async def test_an_ingress_ends_also_where_the_registry_is_away(registry: Remote)
 
 
 @pytest.mark.parametrize("away", [False, True])
-async def test_an_ingress_that_cannot_start_says_why_and_leaves_nothing(
+async def test_an_ingress_that_cannot_start_reports_why_and_leaves_nothing(
     registry: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

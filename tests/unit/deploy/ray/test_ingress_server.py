@@ -234,7 +234,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def test_a_port_that_is_taken_is_one_sentence_and_leaves_nothing(temporary: Path) -> None:
+async def test_a_port_in_use_is_reported_in_one_sentence_and_nothing_remains(temporary: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = IngressServer(IngressSpec(options={**FREE, "http_port": port}))

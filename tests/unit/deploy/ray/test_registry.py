@@ -120,9 +120,7 @@ async def test_a_replica_that_ends_waits_no_longer_than_allowed_for_an_ingress_t
     assert await registry.ingresses() == (ingress(),)
 
 
-async def test_an_ingress_is_told_of_a_replica_that_has_fallen_silent(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_ingress_is_notified_of_a_silent_replica(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EXPIRE_SECONDS", 0.001)
     registry = await fake_ray.registry()
     await registry.register(replica())

@@ -49,7 +49,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_a_replica_says_what_it_serves_until_it_ends(repository: Path, registry: Remote) -> None:
+async def test_a_replica_announces_its_models_until_it_ends(repository: Path, registry: Remote) -> None:
     replica = await made(ModelReplica, work(repository, "echo"), registry)
     (record,) = await registry.target.replicas()
     assert (record.id, record.deployment, record.version, record.node) == ("deployment#1", "echo", "v1", "node")
@@ -67,7 +67,7 @@ async def test_a_replica_says_what_it_serves_until_it_ends(repository: Path, reg
         await replica.check_health()
 
 
-async def test_a_replica_says_what_its_classes_are_called(tmp_path: Path, registry: Remote) -> None:
+async def test_a_replica_reports_its_class_names(tmp_path: Path, registry: Remote) -> None:
     repository = build(tmp_path / "models", "classify")
     replica = await made(ModelReplica, work(repository, "classify"), registry)
     (record,) = await registry.target.replicas()
@@ -96,7 +96,7 @@ async def test_a_registry_that_does_not_answer_stops_no_replica(repository: Path
     ("names", "options", "reason"),
     [(("missing",), {}, "missing"), (("echo",), {"log_verbos": "1"}, "no option 'log_verbos': did you mean")],
 )
-async def test_a_replica_that_cannot_start_says_why_and_leaves_nothing(
+async def test_a_replica_that_cannot_start_reports_why_and_leaves_nothing(
     repository: Path, registry: Remote, names: tuple[str, ...], options: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(RuntimeError, match=reason):

@@ -30,7 +30,7 @@ def test_replicas_follow_the_requests(metrics: Any, replicas: float) -> None:
     assert ByRequests()(context(metrics)) == (replicas, {})
 
 
-def test_every_node_that_lives_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_live_node_has_one_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [{"Alive": True}, {"Alive": False}, {"Alive": True}]
     asked = []
 

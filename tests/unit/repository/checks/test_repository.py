@@ -261,7 +261,7 @@ def test_model_in_two_repositories_is_found(repository: Path, tmp_path_factory: 
     assert finding.problem == "model appears in two or more repositories"
 
 
-def test_directory_that_is_no_repository_is_found(repository: Path) -> None:
+def test_directory_that_is_not_a_repository_is_reported(repository: Path) -> None:
     nope = repository / "nope"
     assert check([nope]) == [
         Finding(
@@ -452,7 +452,7 @@ def test_whatever_lies_in_a_repository_is_a_finding_and_no_crash(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("name", "found"), [("folder", "has no bin/activate"), ("file", "is not an archive")])
-def test_an_environment_that_is_none_is_found(repository: Path, name: str, found: str) -> None:
+def test_an_invalid_environment_is_reported(repository: Path, name: str, found: str) -> None:
     put(repository, "m/folder/pyvenv.cfg")
     put(repository, "m/file")
     put(repository, "m/config.pbtxt", IO + parameter("EXECUTION_ENV_PATH", f"$$TRITON_MODEL_DIRECTORY/{name}"))

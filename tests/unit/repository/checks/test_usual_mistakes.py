@@ -383,7 +383,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_each_usual_mistake_is_one_line_with_its_place_and_its_fix(
+def test_each_common_mistake_is_one_line_with_its_location_and_fix(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(configuration, "visible_gpus", lambda: ())

@@ -65,7 +65,7 @@ def test_errors_have_no_secrets(store: FilesystemStore) -> None:
     assert (error.code, "hidden" in error.message, "***" in error.message) == (Code.UNAVAILABLE, False, True)
 
 
-def test_error_that_was_caused_by_missing_credentials_says_which(store: FilesystemStore) -> None:
+def test_error_caused_by_missing_credentials_names_them(store: FilesystemStore) -> None:
     class NoCredentialsError(Exception):
         """As botocore's is called."""
 

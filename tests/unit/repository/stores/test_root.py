@@ -225,7 +225,7 @@ def test_repository_that_is_emptied_is_not_taken_for_one_without_models(
         (OSError("Forbidden: hidden-key"), Code.INVALID_ARG, "may not be read: Forbidden: ***"),
     ],
 )
-def test_first_look_that_fails_is_an_error_in_a_sentence(
+def test_failure_of_the_first_read_is_raised_with_its_reason(
     tmp_path: Path, fault: Exception, code: Code, words: str
 ) -> None:
     store = two_versions()

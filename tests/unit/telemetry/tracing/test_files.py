@@ -102,9 +102,7 @@ def test_files_are_whole_when_they_are_closed(tmp_path: Path) -> None:
     assert len({load["id"] for load in json.loads((tmp_path / "t.json.0").read_text())}) == 1
 
 
-def test_a_folder_that_is_missing_costs_the_traces_and_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_folder_loses_only_the_traces(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     server = TracedServer(ON)
     server.ask()
     server.tracing.close()

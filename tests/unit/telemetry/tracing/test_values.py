@@ -53,7 +53,7 @@ def test_options_of_a_collector_override_its_variables() -> None:
         (TraceValues(file="t"), {"level": ("TIMESTAMPS",), "rate": 0}, "sample rate must be non-zero"),
     ],
 )
-def test_a_change_that_could_trace_nothing_changes_nothing(
+def test_a_change_after_which_nothing_could_be_traced_is_refused(
     values: TraceValues, changes: dict[str, object], problem: str
 ) -> None:
     tracing = Tracing(values)

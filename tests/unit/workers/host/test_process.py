@@ -83,7 +83,7 @@ async def test_request_that_is_answered_later_ends_with_its_last_response_once()
 
 
 @fake_clock
-async def test_death_ends_every_request_exactly_once_and_is_told_last() -> None:
+async def test_death_ends_every_request_exactly_once_and_is_reported_last() -> None:
     process, child = make_process()
     told: list[list[int]] = []
     executed, decoupled, untouched = run(process), run(process), run(process)
