@@ -76,18 +76,26 @@ def _tool(tool: Any, path: str) -> tuple[str, dict[str, Any]]:
     return name, schema or _ANY_ARGUMENTS
 
 
+#: The keywords under which JSON schemas define what they refer to; the second is that of drafts before 2019-09.
+_DEFINITIONS: Final = frozenset({"$defs", "definitions"})
+
+
 def _calls_schema(schemas: dict[str, dict[str, Any]], single: bool) -> dict[str, Any]:
     """Return the JSON schema of a list of calls; definitions move to the top level, where references point."""
-    definitions: dict[str, Any] = {}
+    definitions: dict[str, dict[str, Any]] = {}
     calls = []
     for name, schema in schemas.items():
-        for key, definition in schema.get("$defs", {}).items():
-            if definitions.setdefault(key, definition) != definition:
-                raise ApiError(f"two of the tools define '{key}' differently", "tools")
-        calls.append(_call_schema(name, {key: value for key, value in schema.items() if key != "$defs"}))
+        for keyword in _DEFINITIONS & schema.keys():
+            if type(schema[keyword]) is not dict:
+                raise ApiError(f"'{keyword}' of the tool '{name}' must be an object", "tools")
+            shared = definitions.setdefault(keyword, {})
+            for key, definition in schema[keyword].items():
+                if shared.setdefault(key, definition) != definition:
+                    raise ApiError(f"two of the tools define '{key}' differently", "tools")
+        calls.append(_call_schema(name, {key: value for key, value in schema.items() if key not in _DEFINITIONS}))
     items = {"anyOf": calls} if len(calls) > 1 else calls[0]
     schema = {"type": "array", "minItems": 1, "items": items}
-    return schema | ({"maxItems": 1} if single else {}) | ({"$defs": definitions} if definitions else {})
+    return schema | ({"maxItems": 1} if single else {}) | definitions
 
 
 def _call_schema(name: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -118,16 +118,28 @@ def test_any_messages_are_read_or_refused(messages: list[Any]) -> None:
         assert error.param and error.param.startswith("messages[")
 
 
-def test_definitions_of_tools_are_where_references_look() -> None:
-    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "string"}}}
-    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("f", "g")]
-    asked = read_chat(
-        Fields({"messages": [{"role": "user", "content": "a"}], "tools": tools, "tool_choice": "required"})
-    )
-    found = asked.sampling["structured_outputs"]["json"]
-    assert found["$defs"] == {"A": {"type": "string"}}
-    assert [call["properties"]["name"]["enum"] for call in found["items"]["anyOf"]] == [["f"], ["g"]]
-    assert "$defs" not in found["items"]["anyOf"][0]["properties"]["parameters"]
+def _called(**schemas: Any) -> Any:
+    """Return the schema of the calls of a chat that requires a call to tools with these parameters."""
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in schemas.items()]
+    messages = [{"role": "user", "content": "a"}]
+    chat = read_chat(Fields({"messages": messages, "tools": tools, "tool_choice": "required"}))
+    return chat.sampling["structured_outputs"]["json"]
+
+
+@pytest.mark.parametrize("keyword", ["$defs", "definitions"])
+def test_definitions_of_tools_are_where_references_look(keyword: str) -> None:
+    schema = {
+        "type": "object", "properties": {"a": {"$ref": f"#/{keyword}/A"}}, keyword: {"A": {"type": "string"}},
+    }  # fmt: skip
+    calls = _called(f=schema, g=schema)
+    assert calls[keyword] == {"A": {"type": "string"}}
+    assert [call["properties"]["name"]["enum"] for call in calls["items"]["anyOf"]] == [["f"], ["g"]]
+    assert keyword not in calls["items"]["anyOf"][0]["properties"]["parameters"]
+
+
+def test_definitions_of_tools_must_be_an_object() -> None:
+    with pytest.raises(ApiError, match=r"'\$defs' of the tool 'f' must be an object"):
+        _called(f={"$defs": 7})
 
 
 # Inputs.
