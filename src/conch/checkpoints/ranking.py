@@ -15,7 +15,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.modules import SETTINGS, Prompts
 from conch.checkpoints.task import CROSS_ENCODER
 from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file
-from conch.checkpoints.tokenizers.inputs import InputEncoder
+from conch.checkpoints.tokenizers.inputs import TRUNCATION, InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError, invalid, unsupported
 
@@ -185,15 +185,21 @@ class PairEncoder:
             encoder.room(pair=True)
         self._endings: dict[str, list[int]] = {}
 
-    def encode(self, queries: Sequence[str], documents: Sequence[str], prompt: str) -> tuple[list[Any], int]:
+    def encode(
+        self, queries: Sequence[str], documents: Sequence[str], prompt: str, parameters: Mapping[str, Any]
+    ) -> tuple[list[Any], int]:
         """Encode each pair; returns the tokens and the number of pairs that were truncated.
 
-        Without messages, the prompt is put before each query; otherwise it is the system message.
+        Without messages, the prompt is put before each query; otherwise it is the system message. ``parameters`` are
+        those of the request, for truncation. Raises UNSUPPORTED for messages that would lose their beginning.
         """
+        encoder = self._encoder.requested(parameters)
         if not self._messages:
-            return self._encoder.encode([prompt + query for query in queries] if prompt else queries, documents)
+            return encoder.encode([prompt + query for query in queries] if prompt else queries, documents)
+        if parameters.get(TRUNCATION) == "left":
+            raise unsupported("this model reads a chat template, and cannot truncate texts on the left")
         texts = [self._render(query, document, prompt) for query, document in zip(queries, documents, strict=True)]
-        return self._encoder.encode_rendered(texts, self._ending(prompt))
+        return encoder.encode_rendered(texts, self._ending(prompt))
 
     def _render(self, query: str, document: str, prompt: str = "") -> str:
         roles = {"system": prompt} if prompt else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from conch.backends.base.arrays import Request, Result
 from conch.backends.tasks.engines import NetworkEngine
@@ -107,9 +107,6 @@ class TaskDescription:
 
 class Task(ABC):
     """One task over one checkpoint."""
-
-    #: Whether ``prepare`` follows the request parameters ``truncation`` and ``max_length``.
-    truncates_on_request: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:

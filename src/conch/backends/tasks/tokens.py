@@ -5,8 +5,8 @@ Ids are decoded, and the text is encoded as any other. ``tokens`` is one JSON do
 in the vocabulary), ``texts``, ``special`` (1 for special tokens), ``starts`` and ``stops`` (characters), ``decoded``
 (the text of the ids) and ``max_length``. ``num_input_tokens`` counts the tokens that the network reads.
 
-The request parameters ``truncation`` (``refuse``, or the side on which long texts are truncated) and ``max_length`` are
-checked here for tasks that do not follow them. ``add_special_tokens`` and ``skip_special_tokens`` are about ``tokens``.
+The tasks follow the request parameters ``truncation`` (``refuse``, or the side on which long texts are truncated) and
+``max_length``. ``add_special_tokens`` and ``skip_special_tokens`` are about ``tokens``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from conch.backends.base.arrays import Request, Result, Strings
 from conch.backends.tasks.task import PreparedRequest, Task, TaskDescription
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.tokenizers.inputs import MAX_LENGTH, REFUSE, TRUNCATION
+from conch.checkpoints.tokenizers.inputs import REFUSE, TRUNCATION
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import invalid, unsupported
@@ -130,20 +130,10 @@ class TextPreparation:
         }
 
     def _check_truncation(self, request: Request, prepared: PreparedRequest) -> None:
-        """Raise INVALID_ARG if a text was truncated that must not be, UNSUPPORTED for the other side."""
+        """Raise INVALID_ARG if a text was truncated that must not be, UNSUPPORTED for a limit of second texts."""
         parameters, truncated = request.parameters, getattr(prepared, "truncated", 0)
-        truncation, length = parameters.get(TRUNCATION), parameters.get(MAX_LENGTH)
-        pair = parameters.get(MAX_PAIR_TOKENS)
-        limit = self._checkpoint.max_length
+        limit, pair = self._checkpoint.max_length, parameters.get(MAX_PAIR_TOKENS)
         if isinstance(pair, int) and pair < limit:
             raise unsupported(f"this model truncates pairs to {limit} tokens, and not their second text to {pair}")
-        if isinstance(length, int) and length < limit and not self._task.truncates_on_request:
-            raise unsupported(f"this model truncates texts to {limit} tokens, and not to {length}")
-        if truncation is None or not truncated or (self._task.truncates_on_request and truncation != REFUSE):
-            return
-        if truncation == REFUSE:
-            raise invalid(
-                f"a text has more tokens than the model takes ({self._checkpoint.max_length}) in {truncated} rows"
-            )
-        if truncation != (side := getattr(self._tokenizer, "side", "right")):
-            raise unsupported(f"the texts of this model are truncated on the {side}, and not on the {truncation}")
+        if truncated and parameters.get(TRUNCATION) == REFUSE:
+            raise invalid(f"{truncated} texts have more tokens than the model takes")

@@ -120,13 +120,9 @@ class InputEncoder:
         ``truncation`` is ``left``, ``right`` or ``refuse``; ``max_length`` lowers the maximum. Raises INVALID_ARG for
         other values, and for a ``max_length`` that leaves no tokens for text.
         """
-        truncation, length = parameters.get(TRUNCATION), parameters.get(MAX_LENGTH)
+        truncation, length = read_truncation(parameters)
         if truncation is None and length is None:
             return self
-        if truncation not in (None, "left", "right", REFUSE):
-            raise invalid(f"parameter '{TRUNCATION}' is '{truncation}'; it must be left, right or {REFUSE}")
-        if length is not None and (type(length) is not int or length < 1):
-            raise invalid(f"parameter '{MAX_LENGTH}' is '{length}'; it must be a whole number of 1 or more")
         side: Any = None if truncation == REFUSE else truncation
         return InputEncoder(
             self.tokenizer,
@@ -148,6 +144,19 @@ class InputEncoder:
 
     def _too_long(self, name: str, row: int, length: int) -> ConchError:
         return invalid(f"{name} has {length} tokens in row {row}; the model takes at most {self.max_length}")
+
+
+def read_truncation(parameters: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """Return the parameters ``truncation`` and ``max_length`` of a request, each None if it is missing.
+
+    Raises INVALID_ARG for other values than ``left``, ``right`` and ``refuse``, and a positive number.
+    """
+    truncation, length = parameters.get(TRUNCATION), parameters.get(MAX_LENGTH)
+    if truncation not in (None, "left", "right", REFUSE):
+        raise invalid(f"parameter '{TRUNCATION}' is '{truncation}'; it must be left, right or {REFUSE}")
+    if length is not None and (type(length) is not int or length < 1):
+        raise invalid(f"parameter '{MAX_LENGTH}' is '{length}'; it must be a whole number of 1 or more")
+    return truncation, length
 
 
 def too_short_error(length: int, special: int, *, pair: bool = False) -> ConchError:

@@ -335,7 +335,7 @@ class TestPrefixes:
         documents = [f"{TEXTS[index % 5]} {index}" for index in range(count)]
         result = answer(task, request("score", text_input=[QUERY] * count, text_pair=documents), work)
         close(np.asarray(result.outputs["score"]), oracle(folder, documents))
-        whole, _ = task.pairs.encode([QUERY] * count, documents, "")
+        whole, _ = task.pairs.encode([QUERY] * count, documents, "", {})
         common = common_length([tokens.ids for tokens in whole])
         assert common > 15
         prepared = task.prepare(request("score", text_input=[QUERY] * count, text_pair=documents))

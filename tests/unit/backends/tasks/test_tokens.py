@@ -86,21 +86,22 @@ def test_ids_that_the_vocabulary_does_not_have_are_refused(texts: TextPreparatio
         texts.prepare(request("score", text_input=[[""]], text_pair=[["a"]], token_ids=np.array(ids, np.int32)))
 
 
-def test_long_text_is_refused_if_the_request_says_so(texts: TextPreparation, task: Task) -> None:
-    asked = request("score", text_input=[["the bus " * 500]], text_pair=[["it"]])
-    assert run(texts, task, asked).parameters["truncated"] == 1
-    for parameters, message in (
-        ({"truncation": "refuse"}, "more tokens than"),
-        ({"truncation": "left"}, "on the right"),
-    ):
+def test_long_pair_is_truncated_or_refused_as_the_request_says(texts: TextPreparation, task: Task) -> None:
+    def scored(text: str, **parameters: Any) -> Result:
+        asked = request("score", "num_input_tokens", text_input=[[text]], text_pair=[["it"]])
         asked.parameters = parameters
-        with pytest.raises(ConchError, match=message):
-            texts.prepare(asked)
-    asked.parameters = {"max_pair_tokens": 3}
+        return run(texts, task, asked)
+
+    long = f"{'the bus ' * 500} open"
+    assert scored(long).parameters["truncated"] == 1
+    with pytest.raises(ConchError, match="tokens in row 0; the model takes at most"):
+        scored(long, truncation="refuse")
+    left, right = (scored(long, truncation=side, max_length=9).outputs for side in ("left", "right"))
+    assert np.array(left["num_input_tokens"]).tolist() == np.array(right["num_input_tokens"]).tolist() == [[9]]
+    assert not np.allclose(np.array(left["score"]), np.array(right["score"]), atol=1e-6)
     with pytest.raises(ConchError, match="second text to 3"):
-        texts.prepare(asked)
-    asked.parameters = {"truncation": "right", "max_pair_tokens": 4096}
-    assert run(texts, task, asked).parameters["truncated"] == 1
+        scored(long, max_pair_tokens=3)
+    assert scored(long, truncation="right", max_pair_tokens=4096).parameters["truncated"] == 1
 
 
 @pytest.fixture(scope="module")

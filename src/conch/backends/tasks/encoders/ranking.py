@@ -107,7 +107,7 @@ class Rerank(EncoderTask):
         function = self.function(request)
         prompts = self.plan.prompts
         prompt = prompts.text(self.option(request, "prompt_name"), None) if prompts.by_name else ""
-        sequences, truncated = self.pairs.encode(queries, documents, prompt)
+        sequences, truncated = self.pairs.encode(queries, documents, prompt, request.parameters)
         if self.shares_prefixes:
             sequences = shared_prefixes(queries, sequences, self.budget)
         return PairRequest(request, sequences, truncated, function)

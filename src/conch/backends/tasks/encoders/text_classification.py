@@ -46,7 +46,6 @@ class TextClassification(EncoderTask):
     """Returns the ``top_k`` labels of each row (default: all); the checkpoint selects softmax or sigmoid."""
 
     head = "AutoModelForSequenceClassification"
-    truncates_on_request = True
 
     def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
         super().__init__(checkpoint, open_engine)

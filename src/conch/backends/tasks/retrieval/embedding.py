@@ -28,8 +28,6 @@ PROMPT: str = "prompt"
 class Embedding(Task):
     """Embeds texts; texts of different tasks may go through different modules, which then run separately."""
 
-    truncates_on_request = True
-
     def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
         self.model = EmbeddingModel.read(checkpoint)
         self._defaults = checkpoint.options.extra

@@ -38,7 +38,7 @@ from conch.checkpoints.steps import (
     Vocabulary,
     includes_prompt,
 )
-from conch.checkpoints.tokenizers.inputs import InputEncoder
+from conch.checkpoints.tokenizers.inputs import InputEncoder, read_truncation
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, refused
 from conch.core.errors import ConchError, invalid, unsupported
@@ -341,10 +341,13 @@ class TablePipeline(Pipeline):
             encodings = self._fast.encode_batch_fast(texts, add_special_tokens=False)
         except BaseException as error:
             raise refused(error, "input 'text_input'") from None
+        side, limit = read_truncation(request.parameters)
+        limit = min(filter(None, (limit, self._limit)), default=0)
         sequences = []
         for encoding in encodings:
             ids = np.array(encoding.ids, np.int64)
-            sequences.append(Tokens(ids[: self._limit] if self._limit else ids, None, len(ids)))
+            kept = ids[-limit:] if side == "left" else ids[: limit or None]
+            sequences.append(Tokens(kept, None, len(ids)))
         truncated = sum(len(sequence.ids) < sequence.length for sequence in sequences)
         prepared = TextRequest(request, sequences, truncated, 0)
         prepared.pipeline, prepared.task = self, task
