@@ -65,8 +65,9 @@ def embed(task: Task, texts: Sequence[str], /, **inputs: str) -> Result:
 
 def each(task: Task, texts: Sequence[str], /, **inputs: str) -> list[Result]:
     """The results for ``texts``, a request each, which run together."""
-    asked = [request(text_input=[text], **{name: [value] for name, value in inputs.items()}) for text in texts]
-    return completed(task.execute([task.prepare(one) for one in asked], ExecutionWork()))
+    extra: dict[str, Any] = {name: [value] for name, value in inputs.items()}
+    requests = [request(text_input=[text], **extra) for text in texts]
+    return completed(task.execute([task.prepare(item) for item in requests], ExecutionWork()))
 
 
 def completed(results: Sequence[Result | ConchError]) -> list[Result]:

@@ -1,10 +1,12 @@
 """Compares conch with the installed transformers for every architecture, with tiny random checkpoints.
 
     python -m benchmarks.day_zero [TASK ...] [--architectures KIND ...] [--limit N] [--write docs/day_zero.md]
+    python -m benchmarks.day_zero --only retrieval [--architectures MODEL ...] [--limit N] [--write PAGE]
 
 A checkpoint is written for each architecture of a task, and run by the worker's code for a bare folder: six requests
 one after the other, and all at once. ``exact`` means the results of transformers: scores within 2e-4, all greedy
-tokens equal. The table is written to the page of --write, or printed.
+tokens equal. The table is written to the page of --write, or printed. ``--only retrieval`` compares models that
+sentence-transformers saved with it instead, over the routes of a server.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ _WRITING: Final = {"causal": "causal:compare_causal", "seq2seq": "seq2seq:compar
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)} (default: all)")
-    parser.add_argument("--architectures", nargs="+", metavar="KIND", help="only these: values of model_type")
+    parser.add_argument(
+        "--architectures",
+        nargs="+",
+        metavar="KIND",
+        help="only these: values of model_type, or parts of the names of models for retrieval",
+    )
+    parser.add_argument("--only", choices=["retrieval"], help="compare models for retrieval instead of tasks")
     parser.add_argument("--limit", type=int, default=0, help="no more than so many of each task")
     parser.add_argument(
         "--results", type=Path, metavar="FILE", help="keep what is found here; what is exact there stays"
@@ -48,6 +56,28 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     os.environ["HF_HUB_OFFLINE"] = "1"
+    text = _retrieval(options) if options.only else _architectures(options)
+    if options.write:
+        options.write.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+
+
+def _retrieval(options: argparse.Namespace) -> str:
+    """Return the tables of models for retrieval."""
+    from benchmarks.day_zero.retrieval import compare_models
+    from benchmarks.day_zero.retrieval_models import retrieval_models
+
+    chosen = [
+        model
+        for model in retrieval_models()
+        if not options.architectures or any(part in model.name for part in options.architectures)
+    ]
+    return compare_models(chosen[: options.limit or None])
+
+
+def _architectures(options: argparse.Namespace) -> str:
+    """Return the page of architectures."""
     known = read(options.results)
     rows = []
     for task in options.tasks or TASKS:
@@ -66,11 +96,7 @@ def main() -> None:
             seconds = time.perf_counter() - start
             line = f"{task} {architecture.name} ({architecture.kind}): {outcome.verdict} {outcome.reason}"
             print(f"{line} [{seconds:.1f} s]", file=sys.stderr, flush=True)
-    text = page(rows)
-    if options.write:
-        options.write.write_text(text, encoding="utf-8")
-    else:
-        print(text)
+    return page(rows)
 
 
 def read(path: Path | None) -> dict[Architecture, Outcome]:

@@ -213,6 +213,21 @@ def test_day_zero_compares_architectures_of_each_task(tmp_path: Path) -> None:
     assert len(results.read_text().splitlines()) == 4
 
 
+def test_day_zero_compares_models_for_retrieval_with_sentence_transformers(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    models = ["default-prompt", "bag-of-words", "splade-active", "multi-vector-fixed", "reranker-prompt"]
+    run("benchmarks.day_zero", "--only", "retrieval", "--architectures", *models, "--write", page)
+    summary, others = tables(page.read_text())
+    assert summary[1:] == [
+        ["dense", "2", "1", "1", "0", "0"],
+        ["sparse", "1", "1", "0", "0", "0"],
+        ["multi-vector", "1", "1", "0", "0", "0"],
+        ["reranker", "1", "1", "0", "0", "0"],
+        ["all", "5", "4", "1", "0", "0"],
+    ]
+    assert others[1][:2] == ["dense-bag-of-words", "refused"] and "'BoW', which is not served" in others[1][2]
+
+
 @pytest.mark.slow
 def test_the_soak_answers_every_request_while_things_break() -> None:
     output = run("benchmarks.soak", "--minutes", 0.1, "--clients", 8)
