@@ -45,7 +45,8 @@ def test_misspelt_input_is_refused_with_the_right_name() -> None:
 
 def test_unknown_name_is_refused_with_all_that_exist() -> None:
     assert refusal("huggingface", "zzz") == (
-        "parameter 'zzz' is not known to model 'm'; its requests have text_input, top_k"
+        "parameter 'zzz' is not known to model 'm'; its requests have add_special_tokens, max_length, max_pair_tokens, "
+        "prompt, skip_special_tokens, text_input, top_k, truncation"
     )
 
 
