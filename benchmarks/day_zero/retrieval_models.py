@@ -10,22 +10,28 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import save_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from sentence_transformers.base.modules import Normalize, Router, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import (
+    CNN,
+    LSTM,
     BoW,
     Dropout,
     LayerNorm,
     Pooling,
     StaticEmbedding,
     WeightedLayerPooling,
+    WordEmbeddings,
+    WordWeights,
 )
+from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SparseStaticEmbedding, SpladePooling
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, CLIPImageProcessor
 from transformers.models.auto import modeling_auto
 
 from benchmarks.day_zero.checkpoints import Architecture, write
@@ -41,23 +47,28 @@ _ACTIVATIONS: Final = (
 )  # fmt: skip
 #: Values of model_type.
 _ENCODERS: Final = (
-    "bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "mpnet", "deberta-v2", "camembert",
+    "bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "mpnet", "deberta-v2",
     "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "ernie", "convbert", "roformer", "big_bird",
     "longformer", "nystromformer", "mobilebert", "squeezebert", "rembert", "xlnet", "fnet", "t5", "mt5", "umt5",
+    "ibert", "megatron-bert", "camembert",
 )  # fmt: skip
 _DECODERS: Final = (
     "qwen3", "qwen2", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "opt",
     "bloom", "phi", "phi3", "stablelm", "falcon", "olmo2", "smollm3", "granite", "starcoder2", "qwen3_moe", "mamba",
+    "embedding_gemma2_text",
 )  # fmt: skip
 _MASKED: Final = ("bert", "roberta", "distilbert", "modernbert", "mpnet", "xlm-roberta", "electra", "albert")
 _CLASSIFIERS: Final = ("bert", "roberta", "xlm-roberta", "modernbert", "deberta-v2", "electra", "qwen2", "llama")
 _CAUSAL: Final = ("qwen3", "llama", "gemma2", "gpt2", "phi3")
+#: The maximum length of a text in tokens, fewer than all networks have positions.
+LIMIT: Final = 64
+_WORDS: Final = ["station", "bus", "library"]
 _CHAT: Final = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}relevant:"
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalModel:
-    """A model of a ``kind`` (``dense``, ``sparse``, ``multi-vector``, ``reranker``).
+    """A model of a ``kind`` (``dense``, ``sparse``, ``multi-vector``, ``reranker``, ``pair-classifier``).
 
     ``save`` writes it below a folder and returns its own folder.
     """
@@ -74,6 +85,7 @@ def retrieval_models() -> Iterator[RetrievalModel]:
         ("sparse", _sparse_models()),
         ("multi-vector", _multi_vector_models()),
         ("reranker", _rerankers()),
+        ("pair-classifier", _pair_classifiers()),
     ):
         for name, save in models:
             yield RetrievalModel(kind, f"{kind}-{name}", save)
@@ -106,11 +118,24 @@ def _dense_models() -> Models:
     yield "static", lambda folder: saved(folder / "model", _table(folder / "table"), Normalize())
     yield "router", _router
     yield "nested-router", _nested_router
-    yield "bag-of-words", lambda folder: saved(folder / "model", BoW(["station", "bus"]))
+    yield "model2vec", _model2vec
+    yield "heads", _heads
+    yield "learned-activation", partial(_modules, Pooling(SIZE), dense(nn.PReLU()))
+    yield "bag-of-words", lambda folder: saved(folder / "model", BoW(_WORDS))
+    for name, modules in (
+        ("words", (Pooling(SIZE),)),
+        ("word-weights", (WordWeights(_WORDS, {"bus": 2.0}), Pooling(SIZE))),
+        ("cnn", (CNN(SIZE, 16), Pooling(48))),
+        ("lstm", (LSTM(SIZE, 16), Pooling(SIZE))),
+    ):
+        yield name, partial(_words, *modules)
+    yield "clip", _clip
     for kind in _ENCODERS:
         yield f"backbone-{kind}", partial(_backbone, kind, Pooling(SIZE))
     for kind in _DECODERS:
         yield f"backbone-{kind}", partial(_backbone, kind, Pooling(SIZE, "lasttoken"), left=True)
+    # Neither the network nor the tokenizer limits the length of a text.
+    yield "without-limit", partial(_backbone, "mamba", Pooling(SIZE, "lasttoken"), left=True, limit=10**30)
     for kind in ("qwen3", "gpt2", "gemma3_text"):
         yield f"backbone-{kind}-mean", partial(_backbone, kind, Pooling(SIZE, "mean"), left=True)
 
@@ -153,7 +178,39 @@ def _nested_router(folder: Path) -> Path:
     return saved(folder / "model", backbone(folder / "backbone"), Pooling(SIZE), outer)
 
 
-def _network(folder: Path, kind: str, mapping: str, *, left: bool = False, template: str | None = None) -> str:
+def _model2vec(folder: Path) -> Path:
+    model = saved(folder / "model", _table(folder / "table"), Normalize())
+    count = len(AutoTokenizer.from_pretrained(str(folder / "table")))
+    (model / "model.safetensors").unlink()
+    weights = {"embeddings": torch.randn(40, 16), "mapping": torch.arange(count) % 40, "weights": torch.rand(count)}
+    save_file(weights, model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps({"model_type": "model2vec", "architectures": ["StaticModel"]}))
+    return model
+
+
+def _heads(folder: Path) -> Path:
+    """Write a model with the heads of BGE-M3, whose dense vectors are compared."""
+    model = _modules(Pooling(SIZE, "cls"), Normalize(), folder)
+    for name, size in (("sparse", 1), ("colbert", 6)):
+        torch.save(nn.Linear(SIZE, size).state_dict(), model / f"{name}_linear.pt")
+    return model
+
+
+def _words(*modules: Any) -> Path:
+    *rest, folder = modules
+    embeddings = torch.randn(len(_WORDS), SIZE).numpy()
+    return saved(folder / "model", WordEmbeddings(WhitespaceTokenizer(_WORDS), embeddings), *rest)
+
+
+def _clip(folder: Path) -> Path:
+    network = _network(folder / "backbone", "clip", "MODEL_MAPPING_NAMES")
+    CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(network)
+    return saved(folder / "model", Transformer(network))
+
+
+def _network(
+    folder: Path, kind: str, mapping: str, *, left: bool = False, template: str | None = None, limit: int = LIMIT
+) -> str:
     """Write the tiny network of a ``model_type``; ``left`` is the side on which its texts are padded."""
     listed = getattr(modeling_auto, mapping)
     names = modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES if kind.endswith("t5") else listed
@@ -164,13 +221,13 @@ def _network(folder: Path, kind: str, mapping: str, *, left: bool = False, templ
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.chat_template = template
-    tokenizer.model_max_length = min(tokenizer.model_max_length, 100)  # RoBERTa has fewer positions than it declares
+    tokenizer.model_max_length = limit
     tokenizer.save_pretrained(str(folder))
     return str(folder)
 
 
-def _backbone(kind: str, pooling: Pooling, folder: Path, *, left: bool = False) -> Path:
-    first = Transformer(_network(folder / "backbone", kind, "MODEL_MAPPING_NAMES", left=left))
+def _backbone(kind: str, pooling: Pooling, folder: Path, *, left: bool = False, limit: int = LIMIT) -> Path:
+    first = Transformer(_network(folder / "backbone", kind, "MODEL_MAPPING_NAMES", left=left, limit=limit))
     pooling = Pooling(first.get_embedding_dimension(), pooling.pooling_mode)
     return saved(folder / "model", first, pooling, Normalize(), prompts=PROMPTS)
 
@@ -243,10 +300,15 @@ def _rerankers() -> Models:
         yield f"logits-{kind}-without-template", partial(_logit_score, kind, None)
 
 
-def _cross_encoder(kind: str, folder: Path, **settings: Any) -> Path:
+def _pair_classifiers() -> Models:
+    yield "bert", partial(_cross_encoder, "bert", labels=3)
+    yield "roberta-softmax", partial(_cross_encoder, "roberta", labels=3, activation_fn=nn.Softmax(-1))
+
+
+def _cross_encoder(kind: str, folder: Path, *, labels: int = 1, **settings: Any) -> Path:
     network = _network(folder / "backbone", kind, "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES")
     options = {"ignore_mismatched_sizes": True}  # the network was written with two labels
-    CrossEncoder(network, num_labels=1, device="cpu", model_kwargs=options, **settings).save(str(folder / "model"))
+    CrossEncoder(network, num_labels=labels, device="cpu", model_kwargs=options, **settings).save(str(folder / "model"))
     return folder / "model"
 
 

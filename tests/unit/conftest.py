@@ -27,6 +27,7 @@ NEED_EXTRAS: Final = (
     "backends/tasks",
     "benchmarks/test_client.py",
     "benchmarks/test_day_zero_checkpoints.py",
+    "benchmarks/test_day_zero_retrieval.py",
     "checkpoints/test_gguf.py",
     "checkpoints/test_gguf_damaged.py",
     "checkpoints/test_gguf_reference.py",
