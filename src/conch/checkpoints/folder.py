@@ -140,22 +140,22 @@ def max_length_of(
 ) -> int:
     """Return the maximum length of a text in tokens: ``requested`` (0: none), or the lowest limit in the files.
 
-    ``max_seq_length`` of sentence-transformers replaces the tokenizer's limit. For a model that ``generates`` text the
-    limit is ``positions``. Raises INVALID_ARG if ``requested`` exceeds the
-    positions of a model without relative positions.
+    It is 0 if there is no limit. ``max_seq_length`` of sentence-transformers replaces the tokenizer's limit. For a
+    model that ``generates`` text the limit is ``positions``. Raises INVALID_ARG if ``requested`` exceeds the positions
+    of a model without relative positions.
     """
     if requested:
         if positions and requested > positions and config.get("model_type") not in _RELATIVE:
             raise invalid(f"parameter 'max_length' is {requested}; the model has positions for {positions} tokens")
         return requested
     if generates:
-        return positions or DEFAULT_MAX_LENGTH
+        return positions
     # As in sentence-transformers, whose limit replaces that of the tokenizer.
     own = sentence_bert_config.get("max_seq_length") or tokenizer_config.get("model_max_length")
     limits = (own, positions)
     return min(
         (int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < _UNLIMITED),
-        default=DEFAULT_MAX_LENGTH,
+        default=0,
     )
 
 
@@ -167,6 +167,7 @@ class Checkpoint:
     config.json, or the equivalent from a GGUF file. ``options`` are the effective options; ``model.json`` provides
     defaults. ``task`` is the name of a transformers pipeline, ``labels`` the classes by index or None. ``max_length``
     is the maximum length of a text and ``positions`` the number of positions of the network, in tokens (0: unlimited).
+    ``refuses_long_texts`` is whether longer texts are refused instead of truncated.
     ``manifest`` is the verified conch.json, ``variant`` the selected variant, and ``gguf`` the parsed GGUF file, None
     for a folder. ``version_directory`` is the directory in the model repository: ``directory`` itself or the directory
     that refers to it; None outside a repository. ``warning`` describes ignored parts of ``model.json``, or is empty.
@@ -180,6 +181,7 @@ class Checkpoint:
     task: str = ""
     labels: list[str] | None = None
     max_length: int = DEFAULT_MAX_LENGTH
+    refuses_long_texts: bool = False
     positions: int = 0
     manifest: Manifest | None = None
     variant: Variant | None = None
@@ -265,7 +267,7 @@ class Checkpoint:
 
     def _find_lengths(self) -> None:
         self.positions = positions_of(self.config)
-        self.max_length = max_length_of(
+        limit = max_length_of(
             self.options.max_length,
             self.config,
             self.positions,
@@ -273,6 +275,10 @@ class Checkpoint:
             self.transformer_config(),
             generates=self.task == TEXT_GENERATION,
         )
+        self.max_length = limit or DEFAULT_MAX_LENGTH
+        truncation = self.options.truncation
+        # Nothing says that the rest of a text may be left out if the limit is our own.
+        self.refuses_long_texts = truncation == "refuse" or (truncation == "auto" and not limit)
 
     def has(self, *names: str) -> bool:
         """Whether all ``names`` are files of the checkpoint."""

@@ -32,7 +32,7 @@ _TOKEN_BYTES: Final = 32
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": ("auto", *dict.fromkeys((*ENGINES, *TEXT_ENGINES))),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
-    "truncation": ("truncate", "refuse"),
+    "truncation": ("auto", "truncate", "refuse"),
     "pooling": ("", "mean", "cls", "max", "last"),
 }
 
@@ -100,10 +100,11 @@ class Options:
         "the longest text that is read at all: a longer one is refused before it is tokenised",
     )
     truncation: str = _parameter(
-        "truncate",
-        "`truncate`, `refuse`",
-        "`truncate`; text generation: `refuse`",
-        "`truncate` or `refuse` longer texts",
+        "auto",
+        "`auto`, `truncate`, `refuse`",
+        "`auto`",
+        "`truncate` or `refuse` longer texts. `auto`: `refuse` for text generation, and if the checkpoint has no "
+        "limit; otherwise `truncate`",
     )
     pooling: str = _parameter(
         "",

@@ -45,7 +45,7 @@ def test_parameters_become_typed() -> None:
             "transformers, vllm",
         ),
         ("dtype", "int8", "parameter 'dtype' is 'int8'; it must be one of auto, float32, bfloat16, float16"),
-        ("truncation", "yes", "parameter 'truncation' is 'yes'; it must be one of truncate, refuse"),
+        ("truncation", "yes", "parameter 'truncation' is 'yes'; it must be one of auto, truncate, refuse"),
         ("pooling", "sum", "parameter 'pooling' is 'sum'; it must be one of mean, cls, max, last"),
         ("max_length", "-1", "parameter 'max_length' is '-1'; it must be a whole number that is not negative"),
         ("max_length", "1e3", "parameter 'max_length' is '1e3'; it must be a whole number that is not negative"),

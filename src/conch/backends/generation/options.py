@@ -89,11 +89,10 @@ class ServingOptions:
         """
         options = checkpoint.options
         policy = _choice(options, "batch_scheduler_policy", POLICIES, policy)
-        truncation = options.truncation if "truncation" in options.explicit else "refuse"
         template = options.text("chat_template")
         return cls(
             max_tokens=options.integer("max_tokens"),
-            truncate=truncation == "truncate",
+            truncate=options.truncation == "truncate",
             reserve=policy == "guaranteed_no_evict",
             chat_template=checkpoint.named_path("chat_template", template) if template else None,
         )

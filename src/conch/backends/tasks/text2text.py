@@ -285,7 +285,7 @@ class Text2Text(Task):
         self._languages = languages_of(self._tokenizer, checkpoint.config, checkpoint.task)
         #: Protects the tokenizer, which keeps languages and truncation as state.
         self._lock = Lock()
-        self._refuse = checkpoint.options.truncation == "refuse"
+        self._refuse = checkpoint.refuses_long_texts
         self._batch_tokens = checkpoint.options.max_batch_tokens or BATCH_TOKENS
         #: The maximum number of generated tokens, given by the learned positions; 0 means no limit.
         self._most_tokens = int(checkpoint.config.get("max_position_embeddings") or 0)

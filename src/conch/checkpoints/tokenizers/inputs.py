@@ -178,5 +178,5 @@ def open_encoder(checkpoint: Checkpoint, original: Any = None) -> InputEncoder:
     # The network must not get types for which it has no embeddings.
     known = int(checkpoint.config.get("type_vocab_size") or 2) > 1
     return InputEncoder(
-        tokenizer, checkpoint.max_length, types=takes_types and known, refuse=checkpoint.options.truncation == "refuse"
+        tokenizer, checkpoint.max_length, types=takes_types and known, refuse=checkpoint.refuses_long_texts
     )
