@@ -305,6 +305,10 @@ class Dispatcher(Executor):
 
     def _done(self, instance: Instance, execution: Execution) -> None:
         self._record(instance.worker, execution)
+        ready, kept = instance.worker.ready, instance.key in self._instances
+        if ready and execution.unfinished and not (kept and self._scheduler.continues_unfinished):
+            instance.worker.execute(execution.unfinished, partial(self._done, instance))
+            return
         again = execution.unfinished or execution.rescheduled
         if execution.rescheduled and not self._scheduler.iterative:
             for request in execution.rescheduled:
@@ -312,12 +316,9 @@ class Dispatcher(Executor):
             again = ()
         if self.resources is not None and instance.limited is not None:
             self.resources.end(instance.limited)
-        ready = instance.worker.ready
-        if ready and instance.key in self._instances:
+        if ready and kept:
             self._free[instance.key] = instance
             self._scheduler.done(instance.key, monotonic_ns(), again)
-        elif ready and execution.unfinished:  # the worker retires after its requests
-            instance.worker.execute(execution.unfinished, partial(self._done, instance))
         if not ready or self._scheduler.stateful:
             self._schedule_dispatch()
         elif self.resources is not None or self._scheduler.eager(self._free):

@@ -49,6 +49,8 @@ class Scheduler:
     queue: WaitingRequests
     #: Whether models may reschedule requests.
     iterative = False
+    #: Whether ``done`` takes requests that a worker has begun and not completed, to run them after others.
+    continues_unfinished = False
     #: Whether a batch must not start before the responses of the previous batch are delivered.
     stateful = False
     #: Called when a cancellation may have unblocked other requests.
@@ -191,6 +193,7 @@ class HeldScheduler(Scheduler):
 
     def __init__(self, scheduler: Scheduler, count: int) -> None:
         self.queue = scheduler.queue
+        self.continues_unfinished = scheduler.continues_unfinished
         self._scheduler = scheduler
         self._count = count
 

@@ -35,6 +35,7 @@ class TokenBatcher(Scheduler):
     """
 
     queue: RequestQueue
+    continues_unfinished = True
 
     def __init__(
         self,

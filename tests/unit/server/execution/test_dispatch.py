@@ -328,3 +328,27 @@ async def test_a_worker_that_retires_completes_what_it_has_begun() -> None:
     assert (answers.finals, answers.error) == (1, None)
     await dispatcher.finish_retiring()
     assert worker.stopped
+
+
+async def test_an_unfinished_request_continues_at_once_where_the_scheduler_forms_no_batches() -> None:
+    dispatcher = Dispatcher(DirectScheduler(RequestQueue()), ModelStatistics("m", 1), prepares=True)
+    worker, large, short = FakeWorker(), Answers(), Answers()
+    instance = SupervisedWorker(WorkerPlacement("m_0", "CPU"), None, dispatcher)  # type: ignore[arg-type]
+    dispatcher.add(instance)
+    instance.adopt(worker)  # type: ignore[arg-type]
+    first, second = make_request(large), make_request(short)
+    dispatcher.submit(first)
+    await settle()
+    dispatcher.submit(second)
+    await settle()
+    [execution] = worker.batches
+    execution.unfinished = [first]
+    worker.finish_batch()
+    [execution] = worker.batches
+    assert list(execution.requests) == [first]
+    worker.finish_batch()
+    await settle()
+    [execution] = worker.batches
+    assert list(execution.requests) == [second]
+    worker.finish_batch()
+    assert (large.finals, large.error, short.finals, short.error) == (1, None, 1, None)
