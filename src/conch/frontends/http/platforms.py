@@ -141,7 +141,7 @@ class VertexAi:
         elif exchange.method == b"POST" and (path := exchange.headers.get(_REDIRECT)) is not None:
             exchange.path = b"/" + path
             methods = router.methods(exchange.path)
-            if not methods:
+            if not path or not methods:
                 return False
             if b"POST" not in methods:
                 exchange.method = b"GET"
