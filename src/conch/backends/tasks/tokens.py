@@ -70,6 +70,12 @@ class TextPreparation:
         """Decode token ids, tokenise for ``tokens``, or let the task prepare the request; raises INVALID_ARG."""
         ids = self._ids(request) if TOKEN_IDS.name in request.inputs else None
         if TOKENS.name in request.outputs:
+            others = request.outputs - {TOKENS.name, COUNT.name}
+            if others:
+                raise invalid(
+                    f"output '{TOKENS.name}' cannot be requested together with '{min(others)}': it is given without "
+                    "running the network; send two requests"
+                )
             return TokenizedRequest(request, self._tokenized(request, ids))
         if ids is not None:
             texts = [self._tokenizer.decode(row).encode("utf-8", "replace") for row in ids]

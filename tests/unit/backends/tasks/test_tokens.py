@@ -80,6 +80,14 @@ def test_ids_are_scored_as_their_text(texts: TextPreparation, task: Task) -> Non
     assert [row["decoded"] for row in documents(run(texts, task, asked))] == TEXTS
 
 
+def test_tokens_are_not_requested_together_with_outputs_of_the_network(texts: TextPreparation, task: Task) -> None:
+    asked = request("tokens", "score", text_input=[["it"]], text_pair=[["is"]])
+    with pytest.raises(ConchError, match="'tokens' cannot be requested together with 'score'"):
+        texts.prepare(asked)
+    result = run(texts, task, request("tokens", "num_input_tokens", text_input=[["it"]]))
+    assert result.outputs.keys() == {"tokens", "num_input_tokens"}
+
+
 @pytest.mark.parametrize("ids", [[[10**6]], [[-1]], [[-5]]])
 def test_ids_that_the_vocabulary_does_not_have_are_refused(texts: TextPreparation, ids: list[list[int]]) -> None:
     with pytest.raises(ConchError, match="token_ids"):
