@@ -7,7 +7,7 @@ from typing import Final
 
 from conch.core.errors import Code
 from conch.core.inference import ModelSignature
-from conch.wire.openai.models import PROMPT, chats, embedding_output, embeds, generates
+from conch.wire.openai.models import PROMPT, TEXT, chats, embedding_output, embeds, generates
 from conch.wire.openai.reading import ApiError
 
 PAIR: Final = "text_pair"
@@ -55,9 +55,9 @@ def _main_kind(signature: ModelSignature) -> list[Kind]:
     if _is_score(signature) and LABEL not in signature.outputs and PAIR in signature.inputs:
         return [Kind.RANKER]
     if PROMPT in signature.inputs and LABEL in signature.outputs and SCORE in signature.outputs:
-        # Other inputs that a request must have belong to other tasks, such as zero-shot classification.
+        # Other inputs that a request must have, and texts, belong to other tasks: zero-shot classification, fill-mask.
         required = {name for name, spec in signature.inputs.items() if not spec.optional}
-        return [Kind.CLASSIFIER] if required <= {PROMPT} else []
+        return [Kind.CLASSIFIER] if required <= {PROMPT} and TEXT not in signature.outputs else []
     return [Kind.GENERATOR] if generates(signature) or chats(signature) else []
 
 

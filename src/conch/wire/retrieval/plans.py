@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 class RetrievalPlan(ABC):
     """``rows`` are the numbers of rows of the requests to the model, and ``outputs`` the outputs that they name.
 
-    ``parameters`` are the request parameters of each. ``texts`` are the member with the texts, for errors.
+    ``parameters`` are the request parameters of each.
     """
 
     rows: list[int]
@@ -56,10 +56,17 @@ class Results:
 
     def numbers(self, name: str) -> Array:
         """Return an output of numbers as ``[rows, elements]``. Raises INTERNAL if it has other rows."""
-        return np.concatenate(self._by_part(name))
+        parts = self._by_part(name)
+        sizes = {part.shape[1] for part in parts}
+        if len(sizes) > 1 or 0 in sizes:
+            counts = ", ".join(map(str, sorted(sizes)))
+            raise internal(
+                f"the model's output '{name}' has rows of {counts} elements; all must have the same, at least 1"
+            )
+        return np.concatenate(parts)
 
     def ragged(self, name: str) -> list[Array]:
-        """Return an output of numbers row by row, as flat arrays whose size may differ between requests."""
+        """Return an output of numbers row by row, as flat arrays whose size may differ between requests, and be 0."""
         return [row for part in self._by_part(name) for row in part]
 
     def last_dimension(self, name: str) -> int:
@@ -95,7 +102,7 @@ def _numbers(tensor: WireTensor) -> Array:
 
 def _row_size(name: str, elements: int, rows: int) -> int:
     size, rest = divmod(elements, rows)
-    if rest or not size:
+    if rest:
         raise internal(f"the model's output '{name}' has {elements} elements, which are not {rows} rows")
     return size
 

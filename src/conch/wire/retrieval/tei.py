@@ -45,7 +45,7 @@ from conch.wire.retrieval.models import (
 from conch.wire.retrieval.openai import check_dimensions
 from conch.wire.retrieval.plans import DecodedRequest, Results, RetrievalPlan, document
 from conch.wire.retrieval.vectors import normalized, shortened
-from conch.wire.retrieval.vllm import cosines, multi_vectors
+from conch.wire.retrieval.vllm import TOP_K, add_top_k, cosines, multi_vectors
 
 #: The input that selects how a classifier or reranker converts logits to scores.
 FUNCTION: Final = "function_to_apply"
@@ -228,8 +228,8 @@ def read_predict(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     function = further.text(FUNCTION)
     if function not in (None, "sigmoid", "softmax", "none"):
         raise wrong(further.name(FUNCTION), function, "sigmoid, softmax or none")
-    raw = raw or further.flag("raw_scores")
-    top = further.integer("top_k", 1, 2**31 - 1)
+    raw |= further.flag("raw_scores")
+    top = further.integer(TOP_K, 1, 2**31 - 1)
     further.finish()
     fields.finish()
     if seconds is not None and PAIR not in signature.inputs:
@@ -238,7 +238,9 @@ def read_predict(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     if raw or function is not None:
         _apply(signature, inputs, rows, function or "none", raw=True)
     if top is not None:
-        _add_top_k(signature, inputs, rows, top)
+        if TOP_K not in signature.inputs:
+            raise ApiError(f"model '{signature.name}' takes no '{TOP_K}'", further.name(TOP_K))
+        add_top_k(signature, inputs, rows, top)
     plan = PredictPlan(rows=rows, outputs=(LABEL, SCORE), parameters=options.parameters, single=single)
     return DecodedRequest(plan, inputs)
 
@@ -254,15 +256,6 @@ def _read_predict_inputs(fields: Fields) -> tuple[list[str], list[str] | None, b
     if size not in (1, 2) or any(len(pair) != size for pair in pairs):
         raise ApiError("'inputs' must be a text, a pair of texts, or a list of lists of one text or of two", "inputs")
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs] if size == 2 else None, single
-
-
-def _add_top_k(signature: ModelSignature, inputs: list[dict[str, WireTensor]], rows: list[int], top: int) -> None:
-    if "top_k" not in signature.inputs:
-        raise ApiError(f"model '{signature.name}' takes no 'top_k'", "parameters.top_k")
-    batched = signature.max_batch_size > 0
-    for tensors, count in zip(inputs, rows, strict=True):
-        shape, size = ((count, 1), count) if batched else ((1,), 1)
-        tensors["top_k"] = WireTensor("top_k", "INT32", shape, top.to_bytes(4, "little") * size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import time
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
 
+from conch.core.errors import internal
 from conch.core.inference import ModelSignature
+from conch.core.tensors import WireTensor
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.sampling import IGNORED
 from conch.wire.retrieval.cohere import pair_inputs
 from conch.wire.retrieval.inputs import (
+    MAX_TEXTS,
+    MAX_TOKEN,
+    TOO_MANY,
     TextOptions,
     checked_tokens,
     counted,
@@ -36,6 +41,9 @@ from conch.wire.retrieval.models import (
 from conch.wire.retrieval.openai import check_dimensions, read_options, truncated, usage
 from conch.wire.retrieval.plans import Array, DecodedRequest, Results, RetrievalPlan, document, new_id
 from conch.wire.retrieval.vectors import base64, normalized, shortened
+
+#: The input of a classifier that limits the number of classes in its response.
+TOP_K: Final = "top_k"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +94,12 @@ def read_score(fields: Fields, signature: ModelSignature) -> DecodedRequest:
             f"'{names[0]}' has {len(firsts)} texts and '{names[1]}' {len(seconds)}: there must be one, or as many",
             names[0],
         )
+    if Kind.DENSE in kinds(signature) and len(firsts) + len(seconds) > MAX_TEXTS:
+        raise ApiError(
+            f"'{names[0]}' and '{names[1]}' have {len(firsts) + len(seconds)} texts; at most {MAX_TEXTS} are allowed",
+            names[1],
+            reason=TOO_MANY,
+        )
     options = truncated(fields, TextOptions())
     fields.ignore(*IGNORED)
     fields.finish()
@@ -105,24 +119,52 @@ class ClassesPlan(RetrievalPlan):
     """The best label of each text, and the scores of all in the order of the classes."""
 
     def body(self, model: str, results: Results) -> bytes:
-        labels = results.texts(LABEL)
+        best = results.numbers(SCORE).argmax(1)
+        labels = [row[index] for row, index in zip(results.texts(LABEL), best, strict=True)]
         data = [
-            {"index": index, "label": labels[index][0], "probs": scores, "num_classes": len(scores)}
-            for index, scores in enumerate(by_class(results))
+            {"index": index, "label": label, "probs": scores, "num_classes": len(scores)}
+            for index, (label, scores) in enumerate(zip(labels, by_class(self, results), strict=True))
         ]
         return document(_listed(model, "classify", data, results))
 
 
-def by_class(results: Results) -> Array:
-    """Return the scores of a classifier, which it gives best first, in the order of its classes: FP32 ``[n, classes]``.
+def by_class(plan: RetrievalPlan, results: Results) -> Array:
+    """Return the scores of a classifier, FP32 ``[n, classes]``, in the order of its classes, or else of their names.
 
-    The logits have the order of the classes, and sort the classes as the scores do.
+    The logits have the order of the classes, and sort the classes as the scores do, which are given best first. A model
+    without logits does not declare an order. Raises INTERNAL for scores that are not those of all classes.
     """
-    ranked = results.numbers(SCORE)
-    order = np.argsort(-results.numbers(LOGITS), axis=1, kind="stable")
-    scores = np.empty_like(ranked)
-    np.put_along_axis(scores, order, ranked, axis=1)
-    return scores
+    scores = results.numbers(SCORE)
+    if LOGITS in plan.outputs:
+        logits = results.numbers(LOGITS)
+        if logits.shape != scores.shape:
+            raise internal(f"the model gave {scores.shape[1]} scores for {logits.shape[1]} classes")
+        ranks = np.argsort(np.argsort(-logits, axis=1, kind="stable"), axis=1)
+    else:
+        labels = results.texts(LABEL)
+        names = sorted(labels[0])
+        if len(set(names)) != scores.shape[1] or any(sorted(row) != names for row in labels):
+            raise internal("the model did not give one score for each of the same labels for every text")
+        ranks = np.array([[row.index(name) for name in names] for row in labels])
+    return np.take_along_axis(scores, ranks, axis=1)
+
+
+def _classified(signature: ModelSignature) -> tuple[str, ...]:
+    """Return the outputs of a classifier that ``by_class`` reads."""
+    return (LABEL, SCORE, LOGITS) if LOGITS in signature.outputs else (LABEL, SCORE)
+
+
+def add_top_k(signature: ModelSignature, inputs: list[dict[str, WireTensor]], rows: list[int], top: int) -> None:
+    """Request the ``top`` best classes of each text from a model with the input for it."""
+    for tensors, count in zip(inputs, rows, strict=True):
+        shape, size = ((count, 1), count) if signature.max_batch_size else ((1,), 1)
+        tensors[TOP_K] = WireTensor(TOP_K, "INT32", shape, top.to_bytes(4, "little") * size)
+
+
+def _add_all_classes(signature: ModelSignature, inputs: list[dict[str, WireTensor]], rows: list[int]) -> None:
+    """Request all classes, because the model's own ``top_k`` may leave some out."""
+    if TOP_K in signature.inputs:
+        add_top_k(signature, inputs, rows, MAX_TOKEN)
 
 
 def multi_vectors(results: Results) -> list[Array]:
@@ -140,7 +182,8 @@ def read_classify(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     fields.ignore(*IGNORED)
     fields.finish()
     inputs, rows = text_inputs(signature, texts, options, output=SCORE)
-    outputs = counted(signature, LABEL, SCORE, LOGITS)
+    _add_all_classes(signature, inputs, rows)
+    outputs = counted(signature, *_classified(signature))
     return DecodedRequest(ClassesPlan(rows=rows, outputs=outputs, parameters=options.parameters), inputs)
 
 
@@ -155,8 +198,8 @@ class PoolingPlan(RetrievalPlan):
         rows: Iterable[Array]
         if VECTORS in self.outputs:
             rows = multi_vectors(results)
-        elif LOGITS in self.outputs:
-            rows = by_class(results)
+        elif LABEL in self.outputs:
+            rows = by_class(self, results)
         else:
             rows = shortened(results.numbers(self.outputs[0]), self.dimensions)
         data = [
@@ -175,7 +218,7 @@ def read_pooling(fields: Fields, signature: ModelSignature) -> DecodedRequest:
         for kind, name, outputs in (
             (Kind.DENSE, "embed", (vector_output(signature),)),
             (Kind.MULTI_VECTOR, "token_embed", (VECTORS, VECTOR_COUNT)),
-            (Kind.CLASSIFIER, "classify", (LABEL, SCORE, LOGITS)),
+            (Kind.CLASSIFIER, "classify", _classified(signature)),
         )
         if kind in kinds(signature)
     }
@@ -196,6 +239,8 @@ def read_pooling(fields: Fields, signature: ModelSignature) -> DecodedRequest:
         raise ApiError(f"'dimensions' does not apply to the task {task}", "dimensions")
     outputs = tasks[task]
     inputs, rows = text_inputs(signature, texts, options, output=outputs[0])
+    if task == "classify":
+        _add_all_classes(signature, inputs, rows)
     plan = PoolingPlan(
         rows=rows, outputs=counted(signature, *outputs), parameters=options.parameters, base64=form == "base64",
         dimensions=dimensions,

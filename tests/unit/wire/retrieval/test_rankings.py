@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.core.errors import Code
+from conch.core.errors import Code, ConchError
 from conch.core.inference import TensorSpec
+from conch.core.tensors import WireTensor
 from conch.wire.openai.reading import ApiError
+from conch.wire.retrieval.models import kinds
+from conch.wire.retrieval.plans import Results
 from tests.unit.wire.retrieval.models import CLASSIFIER, EMBEDDER, RANKER, body, decoded, signature, texts
 
 DOCUMENTS = ["low", "high", "middle", "high too", "lowest"]
@@ -126,6 +129,63 @@ def test_classes_have_the_order_of_the_checkpoint() -> None:
     assert answer["data"][1]["probs"] == [0.75, 0.25, 0]
     pooled = body(decoded("vllm_pooling", CLASSIFIER, input=["x", "y"]), label=LABELS, score=RANKED, logits=LOGITS)
     assert pooled["data"][0]["data"] == [0.125, 0.5, 0.375]
+
+
+def test_all_classes_are_requested_of_a_model_that_may_leave_some_out() -> None:
+    for endpoint in ("vllm_classify", "vllm_pooling"):
+        (inputs,) = decoded(endpoint, CLASSIFIER, input=["x", "y"]).inputs
+        assert (inputs["top_k"].shape, inputs["top_k"].data) == ((2, 1), np.full(2, 2**31 - 1, "<i4").tobytes())
+        with pytest.raises(ConchError, match="gave 1 scores for 3 classes") as caught:
+            body(decoded(endpoint, CLASSIFIER, input="x"), label=[["b"]], score=[[0.5]], logits=LOGITS[:1])
+        assert caught.value.code is Code.INTERNAL
+
+
+#: A classifier that gives its classes and scores in an order of its own, without logits.
+FOREIGN = signature([CLASSIFIER.inputs["text_input"]], [CLASSIFIER.outputs["label"], CLASSIFIER.outputs["score"]])
+
+
+def test_classes_without_logits_have_the_order_of_their_names() -> None:
+    request = decoded("vllm_classify", FOREIGN, input=["x", "y"])
+    assert request.plan.outputs == ("label", "score")
+    answer = body(request, label=[["c", "a", "b"], ["a", "b", "c"]], score=[[0.25, 0.125, 0.625], [0.5, 0.25, 0.25]])
+    assert [(item["label"], item["probs"]) for item in answer["data"]] == [
+        ("b", [0.125, 0.625, 0.25]), ("a", [0.5, 0.25, 0.25]),
+    ]  # fmt: skip
+    pooled = body(decoded("vllm_pooling", FOREIGN, input=["x"]), label=[["c", "a"]], score=[[0.25, 0.75]])
+    assert pooled["data"][0]["data"] == [0.75, 0.25]
+
+
+@pytest.mark.parametrize("labels", [[["a", "b"], ["a", "c"]], [["a", "a"], ["a", "a"]], [["a"], ["a"]]])
+def test_classes_without_logits_that_differ_between_texts_are_the_models_failure(labels: list[list[str]]) -> None:
+    with pytest.raises(ConchError, match="same labels") as caught:
+        body(decoded("vllm_pooling", FOREIGN, input=["x", "y"]), label=labels, score=[[0.25, 0.75], [0.5, 0.5]])
+    assert caught.value.code is Code.INTERNAL
+
+
+def test_rows_of_different_sizes_are_the_models_failure() -> None:
+    parts = [[WireTensor("score", "FP32", (rows, size), bytes(4 * rows * size))] for rows, size in ((4, 2), (1, 3))]
+    plan = decoded("vllm_classify", FOREIGN, input=["x"] * 5).plan
+    with pytest.raises(ConchError, match="'score' has rows of 2, 3 elements") as caught:
+        Results(plan, parts).numbers("score")
+    assert caught.value.code is Code.INTERNAL
+
+
+def test_fill_mask_is_no_classifier() -> None:
+    outputs = [*FOREIGN.outputs.values(), TensorSpec("text_output", "BYTES", (1,))]
+    model = signature([*CLASSIFIER.inputs.values()], outputs)
+    assert kinds(model) == []
+    assert refusal("vllm_classify", model, input="x").code is Code.UNSUPPORTED
+
+
+def test_both_places_of_raw_scores_are_known() -> None:
+    request = decoded("tei_predict", CLASSIFIER, inputs="x", raw_scores=True, parameters={"raw_scores": False})
+    assert texts(request, "function_to_apply") == [["none"]]
+
+
+def test_texts_of_both_members_are_limited_for_an_embedding_model() -> None:
+    error = refusal("vllm_score", EMBEDDER, text_1=["q"] * 1025, text_2=["a"] * 1025)
+    assert (error.param, error.reason) == ("text_2", "too_many_inputs")
+    assert decoded("vllm_score", EMBEDDER, text_1=["q"] * 1024, text_2=["a"] * 1024)
 
 
 def test_tei_gets_classes_best_first_for_a_text_or_a_list_of_texts() -> None:
