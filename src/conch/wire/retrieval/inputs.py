@@ -14,10 +14,12 @@ from conch.core.tensors import WireTensor
 from conch.wire.openai.inputs import text_tensor
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import ApiError, Fields, wrong
-from conch.wire.retrieval.models import COUNT, PAIR
+from conch.wire.retrieval.models import COUNT, PAIR, TOKENS
 
 #: Maximum number of texts in a request.
 MAX_TEXTS: Final = 2048
+#: Maximum number of padded token ids of a request to a model, unless they are at most twice the token ids.
+MAX_PADDED: Final = 1 << 16
 #: Largest token id.
 MAX_TOKEN: Final = 2**31 - 1
 #: ``reason`` of errors that some APIs report with a status of their own.
@@ -68,12 +70,14 @@ class TextOptions:
 
 
 def read_list(fields: Fields, member: str, maximum: int = MAX_TEXTS) -> list[Any]:
-    """Take a required member: an array, or a single value as an array of one. Raises ApiError for none or too many."""
+    """Take a required member: an array, or a text as an array of one. Raises ApiError for none or too many."""
     value = fields.take(member)
     if value is None:
         raise fields.missing(member)
     path = fields.name(member)
-    listed = value if type(value) is list else [value]
+    if type(value) not in (str, list):
+        raise wrong(path, value, "a string or an array")
+    listed = [value] if type(value) is str else value
     if not listed:
         raise ApiError(f"'{path}' must not be empty", path, reason=EMPTY)
     if len(listed) > maximum:
@@ -154,12 +158,23 @@ def read_prompt(fields: Fields, *members: str) -> TextOptions:
     return options
 
 
-def batches(count: int, signature: ModelSignature, *, output: str) -> list[slice]:
-    """Divide ``count`` rows into requests that the model takes: of its maximum batch size, or one by one."""
-    spec = signature.inputs[PROMPT]
+def _batches(texts: Texts, signature: ModelSignature, *, output: str) -> list[slice]:
+    """Divide texts into requests that the model takes: of its maximum batch size, or one by one.
+
+    Rows of token ids are divided further where padding them to the longest one would take much more memory.
+    """
+    count, spec = len(texts), signature.inputs[PROMPT]
     whole = spec.dims == (-1,) and output in signature.outputs and len(signature.outputs[output].dims) == 2
     size = signature.max_batch_size or (count if whole else 1)
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    lengths = [len(row) if type(row) is list else 0 for row in texts]
+    starts, longest, total = [0], 0, 0
+    for index, length in enumerate(lengths):
+        rows = index - starts[-1] + 1
+        longest, total = max(longest, length), total + length
+        if rows > size or rows * longest > max(MAX_PADDED, 2 * total):
+            starts.append(index)
+            longest = total = length
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], count], strict=True)]
 
 
 def text_inputs(
@@ -175,14 +190,15 @@ def text_inputs(
     Raises ApiError for an option or for token ids that the model does not take.
     """
     inputs, rows = [], []
-    for part in batches(len(texts), signature, output=output):
+    for part in _batches(texts, signature, output=output):
         chunk: list[Any] = list(texts[part])
         if type(chunk[0]) is list:
             tensors = {TOKEN_IDS: _token_tensor(signature, chunk)}
         else:
             tensors = {PROMPT: _texts_tensor(signature, PROMPT, chunk)}
-        for name in _required(signature) - tensors.keys():  # ignored with token ids, and by a tokenizer
-            tensors[name] = _texts_tensor(signature, name, [""] * len(chunk))
+        for name in (PROMPT, PAIR) if output == TOKENS else (PROMPT,):  # ignored with token ids, and by a tokenizer
+            if name in signature.inputs and not signature.inputs[name].optional and name not in tensors:
+                tensors[name] = _texts_tensor(signature, name, [""] * len(chunk))
         if pairs is not None:
             tensors[PAIR] = _texts_tensor(signature, PAIR, pairs[part])
         for name, value in ((PROMPT_NAME, options.prompt_name), (TASK, options.task)):
@@ -191,11 +207,6 @@ def text_inputs(
         inputs.append(tensors)
         rows.append(len(chunk))
     return inputs, rows
-
-
-def _required(signature: ModelSignature) -> set[str]:
-    """Return the names of the inputs that every request must have."""
-    return {name for name, spec in signature.inputs.items() if not spec.optional and spec.datatype == "BYTES"}
 
 
 def _takes(signature: ModelSignature, name: str, options: TextOptions) -> bool:
@@ -207,8 +218,8 @@ def _takes(signature: ModelSignature, name: str, options: TextOptions) -> bool:
     if name in signature.inputs:
         return True
     member = options.members.get(name, name)
-    if member == PROMPT_NAME:
-        raise ApiError(f"model '{signature.name}' has no prompts, and takes no '{PROMPT_NAME}'", PROMPT_NAME)
+    if member.rpartition(".")[2] == PROMPT_NAME:
+        raise ApiError(f"model '{signature.name}' has no prompts, and takes no '{member}'", member)
     return False
 
 

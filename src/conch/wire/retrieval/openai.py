@@ -53,7 +53,7 @@ def read_embeddings(fields: Fields, signature: ModelSignature) -> DecodedRequest
     dimensions = fields.integer("dimensions", 1, 2**31 - 1) or 0
     dtype, member, in_base64 = _dtype(fields)
     options = read_options(fields)
-    normalize = fields.flag("normalize") or fields.flag("normalized")
+    normalize = fields.flag("normalize") | fields.flag("normalized")
     fields.ignore(*IGNORED)
     fields.finish()
     output = vector_output(signature)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from conch.core.errors import Code, ConchError
+from conch.core.inference import TensorSpec
 from conch.wire.openai.reading import ApiError
 from tests.unit.wire.retrieval.models import (
     EMBEDDER,
@@ -69,6 +71,18 @@ def test_token_ids_are_rows_padded_with_minus_one() -> None:
     (inputs,) = decoded("embeddings", input=[5, 6]).inputs
     assert inputs["token_ids"].shape == (1, 2)
     assert "no token ids" in refusal("embeddings", PLAIN_EMBEDDER, input=[5, 6]).message
+
+
+@pytest.mark.parametrize(
+    "rows", [[[1] * 200_000, *[[2]] * 255], [[2], [1] * 200_000, [3, 4]], [[1, 2]] * 300, [[1] * 70_000] * 3]
+)
+def test_token_ids_are_not_padded_to_much_more_than_their_size(rows: list[list[int]]) -> None:
+    model = replace(EMBEDDER, max_batch_size=256)
+    requests = decoded("embeddings", model, input=rows).inputs
+    padded = [np.frombuffer(inputs["token_ids"].data, "<i4").reshape(inputs["token_ids"].shape) for inputs in requests]
+    assert [[id for id in row if id >= 0] for part in padded for row in part.tolist()] == rows
+    assert sum(part.size for part in padded) <= 2 * sum(map(len, rows)) + 65_536
+    assert len(requests) <= 3
 
 
 def test_dimensions_keep_the_first_numbers_scaled_to_length_one() -> None:
@@ -153,6 +167,8 @@ def test_truncation_and_prompt_are_parameters_of_the_request(members: Any, param
         ({"input": ["a", ""]}, "input[1]", "'input[1]' must not be empty"),
         ({"input": ["a"] * 2049}, "input", "'input' has 2049 elements; at most 2048 are allowed"),
         ({"input": ["a", 1]}, "input[1]", "'input[1]' is 1; it must be a string"),
+        ({"input": 5}, "input", "'input' is 5; it must be a string or an array"),
+        ({"input": {"text": "a"}}, "input", "'input' is {\"text\":\"a\"}; it must be a string or an array"),
         ({"input": [[1], []]}, "input[1]", "'input[1]' must not be empty"),
         ({"input": [1, -1]}, "input[1]", "'input[1]' is -1; it must be a token id, from 0 to 2147483647"),
         ({"input": "a", "dimension": 3}, "dimension", "'dimension' is not known here; did you mean 'dimensions'?"),
@@ -234,6 +250,30 @@ def test_similarities_are_cosines_with_the_first_text() -> None:
     assert refusal("tei_similarity", inputs={"source_sentence": "a"}).param == "inputs.sentences"
 
 
+def test_similarities_refuse_a_prompt_that_the_model_lacks() -> None:
+    inputs = {"source_sentence": "a", "sentences": ["b"]}
+    error = refusal("tei_similarity", PLAIN_EMBEDDER, inputs=inputs, parameters={"prompt_name": "sts"})
+    assert (error.param, error.message) == (
+        "parameters.prompt_name", "model 'm' has no prompts, and takes no 'parameters.prompt_name'",
+    )  # fmt: skip
+
+
+def test_both_names_of_normalization_are_known() -> None:
+    lengths = np.linalg.norm(VECTORS, axis=1, keepdims=True)
+    for first, second in ((True, True), (True, False), (False, True)):
+        assert np.allclose(embeddings(normalize=first, normalized=second), VECTORS / lengths, atol=1e-6)
+    assert np.allclose(embeddings(normalize=False, normalized=False), VECTORS)
+
+
+def test_only_inputs_that_replace_the_text_are_filled() -> None:
+    foreign = signature([*EMBEDDER.inputs.values(), TensorSpec("tenant", "BYTES", (1,))], [*EMBEDDER.outputs.values()])
+    assert decoded("embeddings", foreign, input="a").inputs[0].keys() == {"text_input"}
+    assert decoded("embeddings", foreign, input=[5, 6]).inputs[0].keys() == {"text_input", "token_ids"}
+    ranker = signature([*RANKER.inputs.values()], [*RANKER.outputs.values(), TensorSpec("tokens", "BYTES", (1,))])
+    request = decoded("tei_tokenize", ranker, inputs="a")
+    assert (texts(request), texts(request, "text_pair")) == ([["a"]], [[""]])
+
+
 def test_root_path_does_what_the_model_is_for() -> None:
     assert body(decoded("tei_root", inputs=["a"], normalize=False), embedding=[[1, 2]]) == [[1, 2]]
     similar = decoded("tei_root", inputs={"source_sentence": "a", "sentences": ["b"]})
@@ -246,6 +286,13 @@ def test_root_path_does_what_the_model_is_for() -> None:
 def test_jinas_objects_with_a_text_are_texts() -> None:
     assert texts(decoded("embeddings", input=[{"text": "a"}, "b"])) == [["a", "b"]]
     assert refusal("embeddings", input=[{"image": "a"}]).param == "input[0]"
+
+
+def test_texts_without_a_vector_give_an_empty_list() -> None:
+    request = decoded("tei_embed_all", MULTI_VECTOR, inputs=["a", "b"])
+    assert body(request, token_embeddings=np.zeros((2, 0, 2)), num_vectors=[[0], [0]]) == [[], []]
+    request = decoded("tei_embed_sparse", SPARSE, inputs=["a"])
+    assert body(request, sparse_indices=np.zeros((1, 0)), sparse_values=np.zeros((1, 0))) == [[]]
 
 
 def test_sparse_vectors_are_indices_with_values_without_padding() -> None:
