@@ -12,6 +12,8 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import permutations
 from typing import Any, Final
@@ -26,8 +28,8 @@ _UNSUPPORTED: Final = (
     "not", "if", "contains", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef", "extends",
     "disallow", "divisibleBy",
 )  # fmt: skip
-#: Keywords that are passed on as they are.
-_PASSED: Final = frozenset({"type", "required", "minItems", "maxItems", "minLength", "maxLength"})
+#: Keywords whose values are counts, which are passed on.
+_COUNTS: Final = frozenset({"minItems", "maxItems", "minLength", "maxLength"})
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 #: The types, without integer, which is a number.
 _TYPES: Final = frozenset({"null", "boolean", "number", "string", "array", "object"})
@@ -40,8 +42,10 @@ _LARGEST: Final = 2**63 - 1024
 #: nested schemas that are compared, each of which may compare several.
 _DEPTH: Final = 16
 _DISJOINT_DEPTH: Final = 3
-#: The number of steps in which the branches of ``oneOf`` are compared.
+#: The number of steps in which the branches of ``oneOf`` and the items of ``uniqueItems`` are compared, and how many
+#: constants are copied or compared in a step.
 _MAX_STEPS: Final = 100_000
+_STEP_CONSTANTS: Final = 32
 
 _DATE: Final = (
     r"(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|"
@@ -80,6 +84,18 @@ def rewrite(schema: Any) -> Any:
         raise invalid("the JSON schema is nested too deeply") from None
 
 
+class _TooManyStepsError(Exception):
+    """Comparing schemas takes more than ``_MAX_STEPS`` steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Constants:
+    """Distinct values by their keys (``_key``), and their types."""
+
+    values: Mapping[str, Any]
+    types: frozenset[str]
+
+
 class _Rewriter:
     """Rewrites one document. References are rewritten to ``$defs`` of its root with numbers for names."""
 
@@ -99,6 +115,8 @@ class _Rewriter:
                 if isinstance(name, str) and name.startswith("#"):
                     self._anchors.setdefault(name, node)
         self._steps = 0
+        #: The constants of parts that list them, by the identity of the part.
+        self._constants: dict[int, _Constants] = {}
         divisors = {_decimal(node["multipleOf"]) for node in _nodes(root) if _is_number(node.get("multipleOf"))}
         places = max([0, *(-int(divisor.as_tuple().exponent) for divisor in divisors)])
         #: Whether the divisors have a common multiple in 32 bits, in which llguidance computes it.
@@ -133,7 +151,8 @@ class _Rewriter:
         for keyword, value in node.items():
             self._keyword(keyword, value, node, result, others)
         if node.get("uniqueItems") is True:
-            self._unique(node, result, others)
+            with _comparing("uniqueItems"):
+                self._unique(node, result, others)
         if others:
             result["allOf"] = [*result.get("allOf", []), *others]
         return result
@@ -141,14 +160,18 @@ class _Rewriter:
     def _keyword(self, keyword: str, value: Any, node: Any, result: dict[str, Any], others: list[Any]) -> None:
         """Rewrite a keyword of ``node`` into ``result``, or into a schema of ``others`` that must hold too."""
         match keyword:
-            case _ if keyword in _PASSED:
-                result[keyword] = value
+            case _ if keyword in _COUNTS:
+                result[keyword] = _count(keyword, value)
+            case "type":
+                result[keyword] = _names(keyword, value) if isinstance(value, list) else _text(keyword, value)
+            case "required":
+                result[keyword] = _names(keyword, value)
             case _ if keyword in _BOUNDS:
                 _bound(keyword, value, node, result)
             case "$ref":
                 result[keyword] = self._reference(value)
             case "const" | "enum":
-                _check_value(value)
+                _check_value(value if keyword == "const" else _enum(value))
                 result[keyword] = value
             case "multipleOf":
                 if not _is_number(value) or value <= 0:
@@ -164,7 +187,8 @@ class _Rewriter:
             case "anyOf" | "allOf" | "prefixItems":
                 result[keyword] = [self._schema(branch) for branch in _list(keyword, value)]
             case "oneOf":
-                others.append(self._one_of(_list(keyword, value), self._types(node)))
+                with _comparing(keyword):
+                    others.append(self._one_of(_list(keyword, value), self._types(node)))
             case "items" if isinstance(value, list):  # until draft 2019-09
                 result["prefixItems"] = [self._schema(item) for item in value]
                 if "additionalItems" in node:
@@ -178,20 +202,21 @@ class _Rewriter:
                     translate(pattern): self._schema(inner) for pattern, inner in _object(keyword, value).items()
                 }
             case "propertyNames":
-                others += self._names(value)
+                others += self._property_names(value)
             case "minProperties":
                 # llguidance counts a name that is written twice as two.
-                if value == 1:
-                    result[keyword] = value
-                elif not isinstance(value, int) or value > len(set(_entries(node, "required"))):
+                if _count(keyword, value) == 1:
+                    result[keyword] = 1
+                elif value > len(set(_required(node))):
                     raise invalid("keyword 'minProperties' above 1 needs as many names in 'required'")
             case "maxProperties":
                 closed = node.get("additionalProperties") is False and not node.get("patternProperties")
-                if not closed or len(_object("properties", node.get("properties", {}))) > value:
-                    result[keyword] = value
+                most = _count(keyword, value)
+                if not closed or len(_object("properties", node.get("properties", {}))) > most:
+                    result[keyword] = most
             case "dependentRequired" | "dependentSchemas" | "dependencies":
                 for name, inner in _object(keyword, value).items():
-                    then = {"required": inner} if isinstance(inner, list) else self._schema(inner)
+                    then = {"required": _names(keyword, inner)} if isinstance(inner, list) else self._schema(inner)
                     others.append({"anyOf": [{"properties": {name: False}}, {"allOf": [{"required": [name]}, then]}]})
 
     def _reference(self, reference: Any) -> str:
@@ -228,11 +253,10 @@ class _Rewriter:
 
     def _one_of(self, branches: list[Any], types: frozenset[str]) -> Any:
         """Return the schema that replaces ``oneOf`` for values of these types."""
-        values = [self._values(branch) for branch in branches]
-        if None not in values:
-            keys = [{_key(value) for value in found or ()} for found in values]
-            if sum(map(len, keys)) == len(set().union(*keys)):
-                return {"anyOf": [self._schema(branch) for branch in branches]}
+        constants = [self._values(branch) for branch in branches]
+        keys = [found.values.keys() for found in constants if found is not None]
+        if len(keys) == len(branches) and sum(map(len, keys)) == len(set().union(*keys)):
+            return {"anyOf": [self._schema(branch) for branch in branches]}
         rewritten = []
         for branch in branches:
             parts = [self._schema(branch)]
@@ -250,8 +274,8 @@ class _Rewriter:
         branch, other = self._followed(branch), self._followed(other)
         if types & self._types(branch) & self._types(other) != {"object"} or True in (branch, other):
             return None
-        required = _entries(branch, "required")
-        for name in _entries(other, "required"):
+        required = _required(branch)
+        for name in _required(other):
             if name not in required:
                 return {"properties": {name: False}}
         if other.get("additionalProperties") is False and not other.get("patternProperties"):
@@ -260,7 +284,7 @@ class _Rewriter:
                     return {"required": [name]}
         return None
 
-    def _names(self, value: Any) -> list[Any]:
+    def _property_names(self, value: Any) -> list[Any]:
         """Return the schemas that replace ``propertyNames`` of an object."""
         limits = value.keys() - {"type", "title", "description", "$comment"} if isinstance(value, dict) else None
         if value is True or (limits == set() and value.get("type", "string") == "string"):
@@ -269,7 +293,8 @@ class _Rewriter:
             pattern = translate(_text("pattern", value["pattern"]))
         elif limits in ({"enum"}, {"const"}):
             _check_value(value)
-            allowed = [name for name in value.get("enum", [value.get("const")]) if isinstance(name, str)]
+            constants = _enum(value["enum"]) if "enum" in value else [value["const"]]
+            allowed = [name for name in constants if isinstance(name, str)]
             pattern = f"^(?:{'|'.join(''.join(map(escaped, name)) for name in allowed)})$"
         else:
             raise invalid("keyword 'propertyNames' is supported only with one of pattern, enum or const")
@@ -277,28 +302,27 @@ class _Rewriter:
 
     def _unique(self, node: Any, result: dict[str, Any], others: list[Any]) -> None:
         """Rewrite ``uniqueItems``: as a mark for ``UniqueItems`` if the items are texts, otherwise as constants."""
-        most, items = node.get("maxItems"), node.get("items", True)
-        if "array" not in self._types(node) or (isinstance(most, int) and most <= 1):
+        least, most, items = result.get("minItems", 0), result.get("maxItems"), node.get("items", True)
+        if "array" not in self._types(node) or (most is not None and most <= 1):
             return
-        values = None
+        constants = None
         if "prefixItems" not in node and not isinstance(items, list):
             if self._is_any_text(items):
                 result[UNIQUE] = True
                 return
-            values = self._values(items)
-        if values is None:
+            constants = self._values(items)
+        if constants is None:
             raise invalid("keyword 'uniqueItems' is supported only for arrays of constants, or of texts without limits")
-        distinct = list({_key(value): value for value in values}.values())
-        least = max(node.get("minItems") or 0, 0)
+        distinct = list(constants.values.values())
         _check_value(distinct)
         if all(isinstance(value, str) for value in distinct):
             if least > len(distinct):
                 raise invalid(f"keyword 'minItems' asks for {least} of {len(distinct)} unique constants")
             result[UNIQUE] = distinct
             return
-        longest = min(most, len(distinct)) if isinstance(most, int) else len(distinct)
+        longest = len(distinct) if most is None else min(most, len(distinct))
         lengths = range(least, longest + 1)
-        if sum(math.perm(len(distinct), length) for length in lengths) > _SEQUENCES:
+        if not _are_few(len(distinct), lengths):
             raise invalid(
                 f"keyword 'uniqueItems' is supported for at most {_SEQUENCES} sequences, and an array of these "
                 f"{len(distinct)} constants has more"
@@ -317,33 +341,35 @@ class _Rewriter:
 
     # Properties of schemas, of which some keywords are ignored: the schemas may allow less, but not more.
 
-    def _followed(self, node: Any) -> Any:
-        self._steps += 1
+    def _step(self, count: int = 1) -> None:
+        self._steps += count
         if self._steps > _MAX_STEPS:
-            raise invalid("keyword 'oneOf' has too many branches, or too large ones, to compare them")
+            raise _TooManyStepsError
+
+    def _followed(self, node: Any) -> Any:
+        self._step()
         for _ in range(_DEPTH):
             if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):
                 return node if isinstance(node, dict | bool) else True
             node = self._targets[self._local(node["$ref"])]
         return True
 
-    def _values(self, node: Any, depth: int = 0) -> list[Any] | None:
-        """Return a list that includes all valid values; None if there is no such list."""
+    def _values(self, node: Any, depth: int = 0) -> _Constants | None:
+        """Return constants that include all valid values; None if there are no such constants."""
         node = self._followed(node)
-        if node is False:
-            return []
         if node is True or depth > _DEPTH:
             return None
-        if "const" in node:
-            return [node["const"]]
-        if "enum" in node:
-            return _entries(node, "enum")
-        if (name := node.get("type")) in ("boolean", "null"):
-            return [False, True] if name == "boolean" else [None]
+        if node is False or "const" in node or "enum" in node or node.get("type") in ("boolean", "null"):
+            if id(node) not in self._constants:
+                self._constants[id(node)] = _constants(node)
+            return self._constants[id(node)]
         for keyword in ("anyOf", "oneOf"):
             parts = [self._values(branch, depth + 1) for branch in _entries(node, keyword)]
-            if parts and None not in parts:
-                return [value for part in parts for value in part or ()]
+            known = [part for part in parts if part is not None]
+            if known and len(known) == len(parts):
+                self._step(sum(len(part.values) for part in known) // _STEP_CONSTANTS)
+                values = {key: value for part in known for key, value in part.values.items()}
+                return _Constants(values, frozenset().union(*(part.types for part in known)))
         return None
 
     def _types(self, node: Any, depth: int = 0) -> frozenset[str]:
@@ -354,8 +380,8 @@ class _Rewriter:
         if node is True or depth > _DEPTH:
             return _TYPES
         types = _TYPES
-        if (values := self._values(node, depth)) is not None:
-            types &= {_type_of(value) for value in values}
+        if (constants := self._values(node, depth)) is not None:
+            types &= constants.types
         if "type" in node:
             named = _entries(node, "type") or [node["type"]]
             types &= {"number" if name == "integer" else str(name) for name in named}
@@ -374,9 +400,10 @@ class _Rewriter:
             return True
         if isinstance(first, bool) or isinstance(second, bool) or depth > _DISJOINT_DEPTH:
             return False
-        values, others = self._values(first), self._values(second)
-        if values is not None and others is not None:
-            return not {_key(value) for value in values} & {_key(value) for value in others}
+        constants, others = self._values(first), self._values(second)
+        if constants is not None and others is not None:
+            self._step(min(len(constants.values), len(others.values)) // _STEP_CONSTANTS)
+            return constants.values.keys().isdisjoint(others.values.keys())
         for one, other in ((first, second), (second, first)):
             for keyword in ("anyOf", "oneOf"):
                 branches = _entries(one, keyword)
@@ -390,8 +417,7 @@ class _Rewriter:
         """Whether no value of one type is valid for both schemas."""
         for one, other in ((first, second), (second, first)):
             if name == "object" and any(
-                self._disjoint(_property(one, key), _property(other, key), depth=depth + 1)
-                for key in _entries(one, "required")
+                self._disjoint(_property(one, key), _property(other, key), depth=depth + 1) for key in _required(one)
             ):
                 return True
             if name in _SIZES:
@@ -407,6 +433,39 @@ _SIZES: Final = {
     "array": ("maxItems", "minItems"),
     "number": ("maximum", "minimum"),
 }
+
+
+@contextmanager
+def _comparing(keyword: str) -> Iterator[None]:
+    try:
+        yield
+    except _TooManyStepsError:
+        raise invalid(f"keyword '{keyword}' has too many branches, or too large ones, to compare them") from None
+
+
+def _constants(node: Any) -> _Constants:
+    """Return the values that a schema lists, or those of a type of few values."""
+    if node is False:
+        values = []
+    elif "const" in node:
+        values = [node["const"]]
+    elif "enum" in node:
+        values = _enum(node["enum"])
+    else:
+        values = [None] if node["type"] == "null" else [False, True]
+    return _Constants({_key(value): value for value in values}, frozenset(map(_type_of, values)))
+
+
+def _are_few(count: int, lengths: range) -> bool:
+    """Whether ``count`` values have at most ``_SEQUENCES`` sequences of these lengths, none longer than ``count``."""
+    total, sequences = 0, 1
+    for length in range(lengths.stop if lengths else 0):
+        # Longer sequences are never fewer.
+        sequences *= count - length + 1 if length else 1
+        total += sequences if length in lengths else 0
+        if max(total, sequences) > _SEQUENCES:
+            return False
+    return True
 
 
 def _property(node: Any, name: Any) -> Any:
@@ -458,8 +517,16 @@ def _entries(node: Mapping[str, Any], keyword: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def _required(node: Mapping[str, Any]) -> list[str]:
+    return _names("required", node.get("required", []))
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a value is a number of JSON, which are finite."""
+    # isfinite raises an error for integers beyond the range of doubles.
+    return not isinstance(value, bool) and (
+        isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    )
 
 
 def _decimal(number: float) -> Decimal:
@@ -469,6 +536,24 @@ def _decimal(number: float) -> Decimal:
 def _text(keyword: str, value: Any) -> str:
     if not isinstance(value, str):
         raise invalid(f"keyword '{keyword}' must be a text")
+    return value
+
+
+def _count(keyword: str, value: Any) -> int:
+    if not _is_number(value) or value < 0 or value != int(value):
+        raise invalid(f"keyword '{keyword}' must be an integer of at least 0")
+    return int(value)
+
+
+def _names(keyword: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise invalid(f"keyword '{keyword}' must be a list of names")
+    return value
+
+
+def _enum(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise invalid("keyword 'enum' must be a list of values")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -251,6 +252,32 @@ def test_texts_at_the_limits_of_a_schema(schema: Any, allowed: list[str], not_al
             {"pattern": "(?!a)b"},
             "regex parse error: look-around, including look-ahead and look-behind, is not supported",
         ),
+        (
+            {"items": {"enum": list(range(20_000))}, "uniqueItems": True, "minItems": 9_000, "type": "array"},
+            "keyword 'uniqueItems' is supported for at most 400 sequences, and an array of these 20000 constants has",
+        ),
+        ({"multipleOf": math.inf}, "keyword 'multipleOf' must be a number above 0"),
+        ({"minimum": math.nan}, "keyword 'minimum' must be a number"),
+        (
+            {"items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": "a"},
+            "keyword 'minItems' must be an integer of at least 0",
+        ),
+        ({"type": "string", "maxLength": True}, "keyword 'maxLength' must be an integer of at least 0"),
+        ({"type": "object", "minProperties": "x"}, "keyword 'minProperties' must be an integer of at least 0"),
+        ({"maxProperties": "x", "additionalProperties": False}, "keyword 'maxProperties' must be an integer of at"),
+        ({"type": "object", "required": 5}, "keyword 'required' must be a list of names"),
+        (
+            {
+                "oneOf": [{"$ref": "#/$defs/a"}, {"type": "object", "required": ["b"]}],
+                "$defs": {"a": {"type": "object", "required": [["b"]]}},
+            },
+            "keyword 'required' must be a list of names",
+        ),
+        ({"dependentRequired": {"a": [1]}}, "keyword 'dependentRequired' must be a list of names"),
+        ({"type": 5}, "keyword 'type' must be a text"),
+        ({"enum": 5}, "keyword 'enum' must be a list of values"),
+        ({"oneOf": [{"enum": 5}, NULL]}, "keyword 'enum' must be a list of values"),
+        ({"type": "object", "propertyNames": {"enum": 5}}, "keyword 'enum' must be a list of values"),
         ({"anyOf": 3}, "keyword 'anyOf' must be a list of JSON schemas"),
         ({"properties": []}, "keyword 'properties' must be an object"),
         ({"items": 3}, "a JSON schema must be an object or true or false"),
@@ -277,6 +304,22 @@ def test_branches_that_take_long_to_compare_are_refused() -> None:
     ):
         with pytest.raises(ConchError, match="keyword 'oneOf' has too many branches, or too large ones, to compare"):
             rewrite(schema)
+
+
+def test_constants_that_references_repeat_are_compared_in_few_steps() -> None:
+    values = {f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(14)}
+    values["d14"] = {"enum": list(range(2000))}
+    reference = {"$ref": "#/$defs/d0"}
+    for keyword, schema in {
+        "oneOf": {"oneOf": [reference, {"type": "string"}]},
+        "uniqueItems": {"type": "array", "items": reference, "uniqueItems": True},
+    }.items():
+        with pytest.raises(ConchError, match=f"keyword '{keyword}' has too many branches, or too large ones"):
+            rewrite({**schema, "$defs": values})
+    # A large enumeration beside many objects is listed once, not once for each comparison.
+    kinds = [{"type": "object", "properties": {"k": {"const": k}}, "required": ["k"]} for k in range(40)]
+    rewritten = rewrite({"oneOf": [*kinds, {"enum": [f"text {number}" for number in range(5000)]}]})
+    assert len(rewritten["allOf"][0]["anyOf"]) == 41
 
 
 def test_references_in_a_long_chain_are_followed() -> None:
