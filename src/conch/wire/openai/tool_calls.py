@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
+from urllib.parse import quote
 from uuid import uuid4
 
 import orjson
@@ -76,26 +77,17 @@ def _tool(tool: Any, path: str) -> tuple[str, dict[str, Any]]:
     return name, schema or _ANY_ARGUMENTS
 
 
-#: The keywords under which JSON schemas define what they refer to; the second is that of drafts before 2019-09.
-_DEFINITIONS: Final = frozenset({"$defs", "definitions"})
-
-
 def _calls_schema(schemas: dict[str, dict[str, Any]], single: bool) -> dict[str, Any]:
-    """Return the JSON schema of a list of calls; definitions move to the top level, where references point."""
-    definitions: dict[str, dict[str, Any]] = {}
+    """Return the JSON schema of a list of calls, with the schema of each tool in ``$defs``."""
+    definitions: dict[str, Any] = {}
     calls = []
     for name, schema in schemas.items():
-        for keyword in _DEFINITIONS & schema.keys():
-            if type(schema[keyword]) is not dict:
-                raise ApiError(f"'{keyword}' of the tool '{name}' must be an object", "tools")
-            shared = definitions.setdefault(keyword, {})
-            for key, definition in schema[keyword].items():
-                if shared.setdefault(key, definition) != definition:
-                    raise ApiError(f"two of the tools define '{key}' differently", "tools")
-        calls.append(_call_schema(name, {key: value for key, value in schema.items() if key not in _DEFINITIONS}))
+        reference = f"#/$defs/{_escaped(name)}"
+        definitions[name] = _embedded(schema, reference)
+        calls.append(_call_schema(name, {"$ref": reference}))
     items = {"anyOf": calls} if len(calls) > 1 else calls[0]
     schema = {"type": "array", "minItems": 1, "items": items}
-    return schema | ({"maxItems": 1} if single else {}) | definitions
+    return schema | ({"maxItems": 1} if single else {}) | {"$defs": definitions}
 
 
 def _call_schema(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +97,67 @@ def _call_schema(name: str, schema: dict[str, Any]) -> dict[str, Any]:
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }
+
+
+#: Keywords whose members are named schemas, and keywords whose values are no schemas.
+_NAMED_SCHEMAS: Final = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+)
+_VALUES: Final = frozenset({"const", "enum", "default", "example", "examples"})
+#: Drafts of JSON Schema in which ``$ref`` hides the keywords beside it.
+_OLD_DRAFTS: Final = re.compile("draft-0[3-7]")
+
+
+def _embedded(schema: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return a schema as a part of another document: ``place`` is the reference to it there.
+
+    References within the schema begin with ``place``. The identifier and the draft, which are those of a document, are
+    left out; in earlier drafts, so are the keywords that a ``$ref`` hides.
+    """
+    schema = orjson.loads(orjson.dumps(schema))
+    draft, identifier = schema.pop("$schema", None), schema.get("$id") or schema.get("id")
+    old = type(draft) is str and _OLD_DRAFTS.search(draft) is not None
+    base = identifier.rstrip("#") if type(identifier) is str and not identifier.startswith("#") else ""
+    if base:
+        schema.pop("$id", None)
+        schema.pop("id", None)
+    parts = list(_parts(schema, place))
+    anchors: dict[str, str] = {}
+    for part, reference in parts:
+        for name in (part.get("$id"), part.get("id"), f"#{part.get('$anchor')}"):
+            if type(name) is str and name.startswith("#"):
+                anchors.setdefault(name, reference)
+    for part, _ in parts:
+        for keyword in {"$ref", "$dynamicRef"} & part.keys():
+            target = part[keyword]
+            if type(target) is str and (base or target) and (local := target.removeprefix(base))[:1] in ("#", ""):
+                part[keyword] = anchors.get(local) or place + local[1:]
+        if old and type(part.get("$ref")) is str:
+            for keyword in part.keys() - {"$ref", "$defs", "definitions"}:
+                del part[keyword]
+    return schema
+
+
+def _parts(schema: Any, place: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the schemas in a schema, and the references to them; ``place`` is the reference to the whole."""
+    left: list[tuple[Any, str, bool]] = [(schema, place, False)]
+    while left:
+        node, reference, named = left.pop()
+        if type(node) is list:
+            left += [(item, f"{reference}/{index}", False) for index, item in enumerate(node)]
+        elif type(node) is dict:
+            if not named:
+                yield node, reference
+            left += [
+                (value, f"{reference}/{_escaped(key)}", not named and key in _NAMED_SCHEMAS)
+                for key, value in node.items()
+                if named or key not in _VALUES
+            ]
+
+
+def _escaped(name: str) -> str:
+    """Return a name as a step of a JSON pointer in a reference."""
+    return quote(name.replace("~", "~0").replace("/", "~1"), safe="$~")
 
 
 def _named(choice: Any) -> str:

@@ -126,20 +126,65 @@ def _called(**schemas: Any) -> Any:
     return chat.sampling["structured_outputs"]["json"]
 
 
-@pytest.mark.parametrize("keyword", ["$defs", "definitions"])
-def test_definitions_of_tools_are_where_references_look(keyword: str) -> None:
+def _arguments(schema: dict[str, Any]) -> Any:
+    """Return the schema of the arguments of a tool in a list of calls."""
+    return _called(f=schema, g={})["$defs"]["f"]
+
+
+def test_references_of_a_tool_stay_in_its_schema() -> None:
     schema = {
-        "type": "object", "properties": {"a": {"$ref": f"#/{keyword}/A"}}, keyword: {"A": {"type": "string"}},
+        "type": "object",
+        "properties": {
+            "from": {"type": "string"},
+            "to": {"$ref": "#/properties/from"},
+            "more": {"type": "array", "items": {"$ref": "#"}},
+            "$ref": {"const": {"$ref": "#/no-reference"}},
+        },
     }  # fmt: skip
-    calls = _called(f=schema, g=schema)
-    assert calls[keyword] == {"A": {"type": "string"}}
-    assert [call["properties"]["name"]["enum"] for call in calls["items"]["anyOf"]] == [["f"], ["g"]]
-    assert keyword not in calls["items"]["anyOf"][0]["properties"]["parameters"]
+    calls = _called(**{"f": schema, "a/b%": {"$ref": "#/definitions/A", "definitions": {"A": {"type": "object"}}}})
+    assert [call["properties"]["parameters"] for call in calls["items"]["anyOf"]] == [
+        {"$ref": "#/$defs/f"}, {"$ref": "#/$defs/a~1b%25"}
+    ]  # fmt: skip
+    assert calls["$defs"] == {
+        "f": {
+            "type": "object",
+            "properties": {
+                **schema["properties"],
+                "to": {"$ref": "#/$defs/f/properties/from"},
+                "more": {"type": "array", "items": {"$ref": "#/$defs/f"}},
+            },
+        },
+        "a/b%": {"$ref": "#/$defs/a~1b%25/definitions/A", "definitions": {"A": {"type": "object"}}},
+    }
 
 
-def test_definitions_of_tools_must_be_an_object() -> None:
-    with pytest.raises(ApiError, match=r"'\$defs' of the tool 'f' must be an object"):
-        _called(f={"$defs": 7})
+def test_tools_may_define_the_same_name_differently() -> None:
+    kinds = ("string", "integer")
+    schemas = [{"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": kind}}} for kind in kinds]
+    definitions = _called(f=schemas[0], g=schemas[1])["$defs"]
+    assert [definitions[name]["$defs"]["A"]["type"] for name in "fg"] == list(kinds)
+    assert [definitions[name]["properties"]["a"]["$ref"] for name in "fg"] == ["#/$defs/f/$defs/A", "#/$defs/g/$defs/A"]
+
+
+def test_references_to_anchors_and_to_the_identifier_of_a_tool() -> None:
+    arguments = _arguments(
+        {
+            "$id": "http://example.com/s#",
+            "properties": {"a": {"$ref": "#x"}, "b": {"$ref": "http://example.com/s#/$defs/X"}},
+            "additionalProperties": {"$ref": "http://example.com/other"},
+            "$defs": {"X": {"$anchor": "x"}},
+        }
+    )
+    assert arguments["properties"] == {key: {"$ref": "#/$defs/f/$defs/X"} for key in "ab"}
+    assert arguments["additionalProperties"] == {"$ref": "http://example.com/other"}
+    assert "$id" not in arguments
+
+
+def test_references_of_earlier_drafts_hide_the_keywords_beside_them() -> None:
+    schema = {"properties": {"a": {"$ref": "#/definitions/A", "maximum": 0}}, "definitions": {"A": {}}}
+    assert _arguments(schema)["properties"]["a"] == {"$ref": "#/$defs/f/definitions/A", "maximum": 0}
+    old = {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
+    assert _arguments(old)["properties"]["a"] == {"$ref": "#/$defs/f/definitions/A"}
 
 
 # Inputs.
