@@ -351,21 +351,27 @@ class BeamSearch:
         vocabulary = values.shape[1]
         totals = values.ravel()
         best = _largest(totals, min(max(2, 1 + len(self._end_ids)) * self.width, len(totals)))
-        candidates: list[tuple[Beam, int]] = []
-        for index in best.tolist():
-            parent, token = divmod(index, vocabulary)
-            tokens = [*self.running[parent].tokens, token]
-            candidates.append((Beam(tokens, float(totals[index]), stopped=token in self._end_ids), parent))
+        candidates = [(*divmod(index, vocabulary), float(totals[index])) for index in best.tolist()]
         last = self.length + 1 >= self._max_tokens
-        ended = [beam.stopped or last for beam, _ in candidates]
-        self._finish([beam for (beam, _), end in zip(candidates[: self.width], ended, strict=False) if end])
+        ended = [last or token in self._end_ids for _, token, _ in candidates]
+        self._finish(
+            [
+                self._continued(*candidate)
+                for candidate, end in zip(candidates[: self.width], ended, strict=False)
+                if end
+            ]
+        )
         going = [candidate for candidate, end in zip(candidates, ended, strict=True) if not end][: self.width]
         if len(going) < self.width:
             self.done = True
             return []
-        self.running = [beam for beam, _ in going]
+        self.running = [self._continued(*candidate) for candidate in going]
         self.done = not self._improvable()
-        return [parent for _, parent in going]
+        return [parent for parent, _, _ in going]
+
+    def _continued(self, parent: int, token: int, total: float) -> Beam:
+        """Return the beam that continues a running one by a token; ``total`` is its total log-probability."""
+        return Beam([*self.running[parent].tokens, token], total, stopped=token in self._end_ids)
 
     def results(self) -> list[Beam]:
         """Return the ``n`` best beams; valid when ``done``."""

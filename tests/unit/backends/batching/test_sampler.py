@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.backends.batching.sampler import BeamSearch, SequenceState, adjust, choose, generator, logprobs, sample
+from conch.backends.batching.sampler import Beam, BeamSearch, SequenceState, adjust, choose, generator, logprobs, sample
 from conch.core.sampling.parameters import SamplingParams
 
 NEVER = -math.inf
@@ -164,6 +164,24 @@ def test_log_probabilities_are_those_of_the_raw_logits() -> None:
 def test_log_probabilities_of_the_chosen_token_alone() -> None:
     entry = logprobs(logits([0.0, 1.0])[0], 0, 0)
     assert (entry.rank, entry.top) == (2, [])
+
+
+def test_only_beams_that_continue_or_end_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def beam(*arguments: Any, **settings: Any) -> Beam:
+        built.append(arguments)
+        return Beam(*arguments, **settings)
+
+    search = BeamSearch([5], SamplingParams(beam_width=4, n=4), frozenset(range(5)), 9)
+    monkeypatch.setattr("conch.backends.batching.sampler.Beam", beam)
+    scores = np.arange(40, dtype=np.float32)[None].repeat(4, axis=0)
+    search.advance(scores)
+    assert len(built) == 4  # of 24 candidates
+    scores[:, 0] = 50.0
+    search.advance(scores)
+    assert len(built) == 4 + 4 + 4  # four beams ended and four continued
+    assert [beam.tokens[-1] for beam in search.results()] == [0] * 4
 
 
 def test_a_beam_search_keeps_the_most_likely_sequences() -> None:
