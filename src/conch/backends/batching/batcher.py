@@ -29,7 +29,7 @@ from conch.backends.batching.grammars import Matcher, grammar_compiler
 from conch.backends.batching.prefixes import common_length
 from conch.backends.batching.sampler import BeamSearch, SequenceState, generator, logprobs, sample, sample_beams
 from conch.backends.batching.sequence_cache import SequenceCache
-from conch.backends.batching.step_budget import StepBudget
+from conch.backends.batching.step_budget import FLOOR, StepBudget
 from conch.backends.generation.engine import (
     EngineRequest,
     EngineSpec,
@@ -62,12 +62,15 @@ class BatchSequence(SequenceState):
     """A request in the batch, or waiting for it.
 
     ``slots`` are its slots in the decoder, one per beam with beam search; it has none while it waits. Each slot holds
-    ``read`` tokens. A preempted sequence waits until ``blocks`` blocks are available, because it needed more.
+    ``read`` tokens. A preempted sequence waits until ``blocks`` blocks are available, because it needed more. A
+    sequence may also wait until ``reader`` has read ``awaited`` tokens, which both begin with.
     """
 
     slots: list[int] = field(default_factory=list)
     read: int = 0
     blocks: int = 0
+    reader: BatchSequence | None = None
+    awaited: int = 0
     #: The log-probabilities of the prompt's tokens after the first that have been computed; None: not requested.
     prompt_logprobs: list[TokenLogprobs] | None = None
 
@@ -97,6 +100,11 @@ class BatchSequence(SequenceState):
     def last_tokens(self) -> list[int]:
         """The last token of the sequence, or of each beam."""
         return [self.tokens[-1]] if self.search is None else [beam.tokens[-1] for beam in self.search.running]
+
+    @property
+    def waits_for_reader(self) -> bool:
+        """Whether the tokens that ``reader`` reads for both are not in the cache yet."""
+        return self.reader is not None and bool(self.reader.slots) and self.reader.read < self.awaited
 
 
 @dataclass(slots=True)
@@ -275,8 +283,8 @@ class InFlightBatcher(GenerationEngine):
                     continue
             size = self._chunk_size(sequence, left)
             if sequence.scores_prompt:
-                # Limits the memory of the logits.
-                scored, size = True, min(size, SCORED_CHUNK)
+                # Limits the memory of the logits, and the delay of the sequences that decode, which is not measured.
+                scored, size = True, min(size, FLOOR if rows and not self._chunk else SCORED_CHUNK)
             left -= size
             end = sequence.read + size
             chunk = self._chunk_of(sequence.slots[0], sequence.read, sequence.tokens[sequence.read : end])
@@ -305,15 +313,17 @@ class InFlightBatcher(GenerationEngine):
         """
         if not self._cache.retains or sequence.scores_prompt:
             return False
-        known = -1
+        if sequence.waits_for_reader:
+            return True
+        sequence.reader, known = None, -1
+        shareable = self._shareable_tokens(sequence)
         for other in self._running:
             if other.rank < sequence.rank and other.read < other.prompt_length and other.adapter == sequence.adapter:
                 if known < 0:
-                    known = self._cache.known(sequence.adapter, sequence.tokens)
-                length = min(
-                    common_length(sequence.tokens, other.tokens, self._unit), self._shareable(other, len(other.tokens))
-                )
+                    known = self._cache.known(sequence.adapter, shareable)
+                length = common_length(shareable, self._shareable_tokens(other), self._unit)
                 if length > known:
+                    sequence.reader, sequence.awaited = other, length
                     return True
         return False
 
@@ -324,11 +334,12 @@ class InFlightBatcher(GenerationEngine):
         # Each beam needs a block for its tokens.
         blocks = self._cache.blocks_for(len(sequence.tokens) + 1) + sequence.width - 1
         # A cached prefix has no logits.
-        shares = not sequence.scores_prompt
-        started = self._cache.start(sequence.adapter, sequence.tokens, max(blocks, sequence.blocks), shares=shares)
+        shareable = [] if sequence.scores_prompt else self._shareable_tokens(sequence)
+        started = self._cache.start(sequence.adapter, shareable, len(sequence.tokens), max(blocks, sequence.blocks))
         if started is None:
             return False
         slot, sequence.read = started
+        sequence.reader = None
         if sequence.scores_prompt:
             sequence.prompt_logprobs = []  # a preempted sequence reads its prompt again
         sequence.slots = [slot]
@@ -445,11 +456,14 @@ class InFlightBatcher(GenerationEngine):
         )
 
     def _shareable(self, sequence: BatchSequence, count: int) -> int:
-        """Return how many of the first ``count`` tokens other sequences may share.
+        """Return how many of the first ``count`` tokens a sequence may share with others.
 
         Beams differ after the prompt, and tokens that were read one at a time must not replace those of a chunk.
         """
         return min(count, sequence.prompt_length) if self._chunk or sequence.width > 1 else count
+
+    def _shareable_tokens(self, sequence: BatchSequence) -> list[int]:
+        return sequence.tokens[: self._shareable(sequence, len(sequence.tokens))]
 
     def _leave(self, sequence: BatchSequence) -> None:
         """Remove a sequence from the batch; its tokens stay in the cache as long as there is room."""

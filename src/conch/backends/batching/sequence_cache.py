@@ -49,16 +49,17 @@ class SequenceCache:
         return -(-tokens // self._blocks.size)
 
     def known(self, adapter: str, tokens: Sequence[int]) -> int:
-        """Return the number of tokens that a sequence of ``tokens`` would not have to compute."""
+        """Return how many of ``tokens`` a sequence that begins with them would not have to compute."""
         return self._prefixes.find(adapter, tokens)[1]
 
-    def start(self, adapter: str, tokens: Sequence[int], blocks: int, *, shares: bool = True) -> tuple[int, int] | None:
-        """Give a sequence a slot with room for ``tokens`` and one more, which begins with a known prefix of them.
+    def start(self, adapter: str, shareable: Sequence[int], length: int, blocks: int) -> tuple[int, int] | None:
+        """Give a sequence of ``length`` tokens a slot with room for one more, which begins with a known prefix.
 
-        The slot is empty if the sequence does not share (``shares``). Returns the slot and the number of its tokens in
-        the cache, or None if running sequences leave the sequence less than ``blocks`` blocks.
+        ``shareable`` are the tokens at the beginning of the sequence that it may share with others. Returns the slot
+        and the number of its tokens in the cache, or None if running sequences leave the sequence less than ``blocks``
+        blocks.
         """
-        source, known = self._prefixes.find(adapter, tokens) if shares else (-1, 0)
+        source, known = self._prefixes.find(adapter, shareable)
         reused = known // self._blocks.size
         available = self._blocks.count - self._blocks.pinned - self._blocks.unpinned(source, known)
         if blocks - reused > available:
@@ -69,7 +70,7 @@ class SequenceCache:
         if known and slot != source:
             self._blocks.share(source, slot, known)
             self._decoder.share(source, slot, known, None)
-        self.grow(slot, len(tokens) + 1)
+        self.grow(slot, length + 1)
         return slot, known
 
     def grow(self, slot: int, tokens: int) -> bool:

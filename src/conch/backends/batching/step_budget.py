@@ -12,7 +12,7 @@ from typing import Final
 #: The duration of a step that decodes and reads, relative to one that only decodes.
 STEP_RATIO: Final = 2.5
 #: A step reads at least this many tokens, so that prompts progress beside any number of decoding sequences.
-_FLOOR: Final = 16
+FLOOR: Final = 16
 #: The weight of a new measurement.
 _WEIGHT: Final = 0.2
 #: A measurement counts at most this many times the average, so that one delay by the machine has little effect.
@@ -40,8 +40,8 @@ class StepBudget:
         if self._since_decode >= _INTERVAL or not rows / 2 <= nearest <= rows * 2:
             return 0
         extra = (STEP_RATIO - 1) * self._decode_seconds(rows, nearest)
-        affordable = int(extra / self._token) if self._token else _FLOOR
-        return min(max(affordable, _FLOOR), self._limit)
+        affordable = int(extra / self._token) if self._token else FLOOR
+        return min(max(affordable, FLOOR), self._limit)
 
     def measure(self, rows: int, tokens: int, seconds: float) -> None:
         """Learn from a step that decoded ``rows`` sequences and read ``tokens`` prompt tokens."""

@@ -8,7 +8,9 @@ import pytest
 
 from conch.backends.batching.batcher import SCORED_CHUNK
 from conch.backends.batching.decoder import Chunk
+from conch.backends.batching.prefixes import common_length
 from conch.backends.batching.sampler import logprobs
+from conch.backends.batching.step_budget import FLOOR
 from conch.backends.generation.engine import EngineRequest, EngineUsage, Progress, TokenLogprobs
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
@@ -286,6 +288,63 @@ def test_prefixes_are_not_kept_by_a_decoder_that_cannot_rewind() -> None:
     assert engine.usage().prefix_queries == 0
 
 
+def test_waiting_prompt_is_compared_once_with_the_one_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counted(*arguments: Any) -> int:
+        nonlocal compared
+        compared += 1
+        return common_length(*arguments)
+
+    monkeypatch.setattr("conch.backends.batching.batcher.common_length", counted)
+    decoder = FakeDecoder(batched_tokens=512, context=1024, blocks=1000)
+    engine = batcher(decoder, batch_invariant=True)
+    requests = [request(id, [3 + index % 28 for index in range(600)], max_tokens=1) for id in range(6)]
+    for engine_request in requests:
+        engine.add(engine_request)
+    for _ in range(4):
+        engine.step()
+        assert engine.usage().running == 1
+    assert compared == 5
+    assert run(engine) == {
+        engine_request.id: expected(engine_request, decoder.vocabulary) for engine_request in requests
+    }
+    assert engine.usage().prefix_hits == 5 * 512
+
+
+def test_waiting_prompt_continues_when_the_one_that_is_read_is_cancelled() -> None:
+    decoder = FakeDecoder(batched_tokens=50)
+    engine = batcher(decoder, max_batched_tokens=8)
+    requests = [request(id, PROMPT, max_tokens=2, ignore_eos=True) for id in range(2)]
+    for engine_request in requests:
+        engine.add(engine_request)
+    engine.step()
+    engine.cancel(0)
+    decoder.runs.clear()
+    tokens = [token for step in _finish(engine) for token in step.tokens]
+    assert [tokens] == expected(requests[1], decoder.vocabulary)
+    assert decoder.runs[0][0].start == 8
+
+
+def test_preempted_sequence_shares_only_its_prompt_if_results_must_not_depend_on_the_batch() -> None:
+    decoder = FakeDecoder(blocks=10)
+    engine = batcher(decoder, batch_invariant=True, max_batched_tokens=4)
+    first = request(1, PROMPT[:8], max_tokens=20, ignore_eos=True, priority=1)
+    [tokens] = expected(first, decoder.vocabulary)
+    engine.add(first)
+    for _ in range(14):
+        engine.step()
+    # A prompt that begins with the tokens that the first request generated: it is read in chunks of four.
+    engine.add(request(2, [*PROMPT[:8], *tokens[:12], 3, 4, 5], max_tokens=10, ignore_eos=True))
+    while not any(step.finish for step in engine.step() if step.id == 2):
+        pass
+    assert engine.usage().preemptions == 1
+    decoder.runs.clear()
+    assert _finish(engine)[-1].tokens == tokens[-1:]
+    starts = [(chunk.start, len(chunk.tokens)) for chunks in decoder.runs for chunk in chunks]
+    assert starts == [(4, 4), *((position, 1) for position in range(8, 27))]
+
+
 # Log-probabilities of the prompt.
 
 
@@ -326,6 +385,22 @@ def test_logits_of_prompts_are_limited_in_a_step() -> None:
     progress = _finish(engine)
     assert [step.prompt_logprobs for step in progress] == [_scored(prompt, decoder.vocabulary, 0)] * 2
     assert max(sum(chunk.wanted for chunk in chunks) for chunks in decoder.runs) == SCORED_CHUNK
+
+
+@pytest.mark.parametrize(("settings", "most"), [({}, FLOOR), ({"batch_invariant": True}, SCORED_CHUNK)])
+def test_scored_chunks_are_short_while_others_decode(settings: dict[str, Any], most: int) -> None:
+    decoder = FakeDecoder(batched_tokens=512)
+    engine = batcher(decoder, **settings)
+    engine.add(request(1, PROMPT[:5], max_tokens=60, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    prompt = [3 + index % 28 for index in range(200)]
+    engine.add(request(2, prompt, max_tokens=1, prompt_logprobs=0))
+    decoder.runs.clear()
+    progress = _finish(engine)
+    assert max(len(chunk.tokens) for chunks in decoder.runs for chunk in chunks) == most
+    [scores] = [step.prompt_logprobs for step in progress if step.prompt_logprobs is not None]
+    assert scores == _scored(prompt, decoder.vocabulary, 0)
 
 
 def test_preempted_prompt_is_scored_again() -> None:
