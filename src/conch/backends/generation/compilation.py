@@ -96,8 +96,10 @@ MOST_WAITING: Final = 64
 COMPILING: Final = "conch-grammars"
 #: Interval between checks of the timeouts (s).
 _LOOK_SECONDS: Final = 0.1
-#: Number of refused structures that are remembered.
+#: Number of refused structures that are remembered, and of compiled ones; and the total length of the latter's texts
+#: (characters), to which their memory is roughly proportional.
 _REMEMBERED: Final = 64
+_REMEMBERED_LENGTH: Final = 1 << 20
 
 #: Called once, in any thread, with the compiled structure or the error.
 OnCompiled = Callable[[Any, ConchError | None], None]
@@ -141,30 +143,37 @@ class Compilations:
         self._current: Structure | None = None
         self._current_start = 0.0
         self._refused: OrderedDict[Structure, ConchError] = OrderedDict()
+        #: The least recently used structure first.
+        self._known: OrderedDict[Structure, Any] = OrderedDict()
         self._threads: list[threading.Thread] = []
 
     def add(self, structure: Structure, on_compiled: OnCompiled) -> None:
         """Queue a structure; identical structures are compiled once for all waiting requests.
 
-        Calls ``on_compiled`` with UNAVAILABLE if too many structures wait or the machine is too busy, and with
-        INVALID_ARG if the structure does not compile or takes too much processor time.
+        Calls ``on_compiled`` at once if the structure was compiled or refused lately. Calls it with UNAVAILABLE if too
+        many structures wait or the machine is too busy, and with INVALID_ARG if the structure does not compile or takes
+        too much processor time.
         """
+        compiled = None
         with self._changed:
             error = self._refused.get(structure)
             pending = self._pending.get(structure)
-            if error is None and pending is not None:
+            if structure in self._known:
+                self._known.move_to_end(structure)
+                compiled = self._known[structure]
+            elif error is None and pending is not None:
                 error = pending.refusal
-            if error is None and pending is None:
+            elif error is None:
                 if len(self._pending) < MOST_WAITING:
                     pending = self._pending[structure] = _Compilation(structure)
                 else:
                     error = unavailable(f"{MOST_WAITING} structures of other requests wait to be compiled")
-            if error is None and pending is not None:
+            if compiled is None and error is None and pending is not None:
                 pending.waiting.append((self._clock() + self._wait_seconds, on_compiled))
                 self._start()
                 self._changed.notify_all()
                 return
-        on_compiled(None, error)
+        on_compiled(compiled, error)
 
     def look(self) -> None:
         """Refuse the current structure if it takes too long, and requests whose deadline has passed."""
@@ -195,6 +204,12 @@ class Compilations:
             f"the server is busy: structures are being compiled, and this one has not been within "
             f"{self._wait_seconds:g} s"
         )
+
+    def _keep(self, structure: Structure, compiled: Any) -> None:
+        """Keep a compiled structure for later requests; sequences copy it before they change it."""
+        self._known[structure] = compiled
+        while len(self._known) > _REMEMBERED or sum(len(known.text) for known in self._known) > _REMEMBERED_LENGTH:
+            self._known.popitem(last=False)
 
     def _remember(self, structure: Structure, error: ConchError) -> ConchError:
         self._refused[structure] = error
@@ -231,6 +246,8 @@ class Compilations:
                     self._current = None
                     if error is not None and error.code is Code.INVALID_ARG:
                         self._remember(compilation.structure, error)
+                    elif compiled is not None and compilation.refusal is None:
+                        self._keep(compilation.structure, compiled)
                 for _, on_compiled in compilation.waiting:
                     on_compiled(compiled, error)
 

@@ -122,3 +122,29 @@ def test_one_structure_of_many_requests_is_compiled_once(harness: Harness) -> No
         ("slow", "SLOW", None), *((f"request {number}", "SLOW", None) for number in range(5))
     }  # fmt: skip
     assert harness.engine.compiling == ["slow"]
+
+
+def test_structure_that_was_compiled_lately_is_not_compiled_again(harness: Harness) -> None:
+    for name in ("first", "again"):
+        harness.add("quick", name)
+        assert harness.next() == (name, "QUICK", None)
+    for number in range(63):
+        harness.add(f"{number}")
+        harness.next()
+    harness.add("quick")
+    harness.next()
+    harness.add("one more")
+    harness.next()
+    assert harness.engine.compiling == ["quick", *map(str, range(63)), "one more"]
+    # The least recently used one has made room.
+    harness.add("0")
+    assert harness.next() == ("0", "0", None)
+    assert harness.engine.compiling[-1] == "0"
+
+
+def test_long_structures_are_kept_up_to_a_total_length(harness: Harness) -> None:
+    texts = [letter * (1 << 18) for letter in "abcde"]
+    for text in [*texts, texts[1], texts[0]]:
+        harness.add(text)
+        assert harness.next()[1] == text.upper()
+    assert harness.engine.compiling == [*texts, texts[0]]
