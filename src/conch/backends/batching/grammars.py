@@ -37,9 +37,10 @@ _TRIAL_TOKENS: Final = 16
 _WHITE_SPACE: Final = r"\x20|\r?\n[\x20\t]{0,32}"
 #: Escapes in JSON texts. With ``\u``, a property could have a second spelling, which its schema would not apply to.
 _ESCAPES: Final = 'nrbtf\\"'
+_NO_TEXT: Final = "no text fits its structure"
 #: Explanations of llguidance's errors, by a part of them.
 _REASONS: Final = {
-    "NoExtension": "no text fits its structure",
+    "NoExtension": _NO_TEXT,
     "Current row has": "its structure is too complex: too many of its parts can follow at one position",
     "Too many items": "its structure is too complex: too many of its parts can follow at one position",
     "too many expressions": "its structure is too complex: a regular expression in it has repetitions of repetitions",
@@ -103,13 +104,6 @@ class GrammarCompiler:
         import llguidance
 
         matchers = llguidance.LLMatcher
-        try:
-            schema = rewrite(json.loads(structure.text)) if structure.kind == "json" else None
-            grammar = _grammar(matchers, structure, schema)
-        except ConchError as error:
-            raise _refusal(structure, error.message) from None
-        except Exception as error:  # converting a grammar raises errors of many types
-            raise _refusal(structure, str(error)) from None
         if not self._known:
             known = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=list(self._eos_ids))
             # Masks are cached for parts of the vocabulary; in JSON, for others than elsewhere.
@@ -117,16 +111,17 @@ class GrammarCompiler:
         limits = llguidance.LLParserLimits(
             max_items_in_row=MAX_STATES, step_max_items=MAX_MASK_STATES, verbose_errors=False
         )
-        matcher = matchers(self._known[schema is not None], grammar, log_level=0, limits=limits)
-        trial = matcher.deep_copy()
-        random = np.random.default_rng(0)
-        for _ in range(_TRIAL_TOKENS):
-            if trial.is_error() or trial.is_stopped():
-                break
-            mask = np.frombuffer(trial.compute_bitmask(), np.uint8)
-            trial.consume_token(int(random.choice(np.flatnonzero(np.unpackbits(mask, bitorder="little")))))
-        if trial.is_error():
-            raise _refusal(structure, _reason(trial))
+        try:
+            schema = rewrite(json.loads(structure.text)) if structure.kind == "json" else None
+            grammar = _grammar(matchers, structure, schema)
+            matcher = matchers(self._known[schema is not None], grammar, log_level=0, limits=limits)
+            reason = _try_tokens(matcher.deep_copy())
+        except ConchError as error:
+            reason = error.message
+        except Exception as error:  # llguidance raises errors of many types
+            reason = str(error) or type(error).__name__
+        if reason:
+            raise invalid(f"structured_outputs: this {structure.kind} does not compile: {_line(reason)}")
         unique = schema is not None and UNIQUE in json.dumps(schema)
         return CompiledStructure(matcher, schema if unique else None, self._tokens.tokens)
 
@@ -242,8 +237,18 @@ def _grammar(matchers: Any, structure: Structure, schema: Any) -> str:
     return grammar
 
 
-def _refusal(structure: Structure, reason: str) -> ConchError:
-    return invalid(f"structured_outputs: this {structure.kind} does not compile: {_line(reason)}")
+def _try_tokens(matcher: Any) -> str:
+    """Draw the first tokens of a text. Returns why that fails; empty if it does not."""
+    random = np.random.default_rng(0)
+    for _ in range(_TRIAL_TOKENS):
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        if not len(allowed):
+            return _reason(matcher) if matcher.is_error() else _NO_TEXT
+        matcher.consume_token(int(random.choice(allowed)))
+    return _reason(matcher) if matcher.is_error() else ""
 
 
 def _reason(matcher: Any) -> str:
