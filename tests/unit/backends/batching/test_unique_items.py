@@ -11,6 +11,11 @@ from conch.backends.batching.unique_items import UniqueItems
 
 TEXTS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
 COLOURS = {"type": "array", "items": {"enum": ["red", "redder", "blue", 'a"b']}, "uniqueItems": True}
+COLD = {"type": "array", "items": {"enum": ["green", "red", "blue"]}, "uniqueItems": True}
+BOTH = {"allOf": [TEXTS, COLOURS, COLD]}
+EITHER = {"anyOf": [TEXTS, COLOURS]}
+#: Texts of which an alternative is a list.
+CHOICE = {"allOf": [TEXTS], "anyOf": [{**COLD, "items": {"enum": ["red", "blue"]}}, {"type": "null"}]}
 NESTED = {
     "type": "object",
     "properties": {
@@ -47,6 +52,14 @@ def admitted(schema: Any, *tokens: str) -> list[bool]:
         (COLOURS, ['["red","redder",', '"r'], False),
         (COLOURS, ['["red","redder","blue","a\\"b"', ","], False),
         (COLOURS, ['["red","redder","blue","a\\"b"', "]"], True),
+        (BOTH, ['["red","blue"', ","], False),
+        (BOTH, ['["red"', ',"b'], True),
+        (EITHER, ['["red","blue"', ',"g'], True),
+        (EITHER, ['["red","red"'], False),
+        (CHOICE, ['["red","blue"', ","], False),
+        (CHOICE, ['["red"', ',"b'], True),
+        (TEXTS, ['["a\\\\', "\\", '"', '","a\\\\\\""'], False),
+        (TEXTS, [f'["{"long" * 50_000}"', f',"{"long" * 50_000}', '"'], False),
         (NESTED, ['{"names":["free"],"free":["a"', ',"a"'], True),
         (NESTED, ['{"names":["free"', ',"free"'], False),
         (NESTED, ['{"rows":[["a"],["a"', ',"b"', ',"a"'], False),
