@@ -389,12 +389,13 @@ def test_logits_of_prompts_are_limited_in_a_step() -> None:
 
 @pytest.mark.parametrize(("settings", "most"), [({}, FLOOR), ({"batch_invariant": True}, SCORED_CHUNK)])
 def test_scored_chunks_are_short_while_others_decode(settings: dict[str, Any], most: int) -> None:
-    decoder = FakeDecoder(batched_tokens=512)
+    # Tokens of prompts without scores cost little, so that the budget allows many of them.
+    decoder = FakeDecoder(batched_tokens=512, seconds=lambda chunks: 0.01)
     engine = batcher(decoder, **settings)
-    engine.add(request(1, PROMPT[:5], max_tokens=60, ignore_eos=True))
-    for _ in range(3):
-        engine.step()
     prompt = [3 + index % 28 for index in range(200)]
+    engine.add(request(1, [4, *prompt], max_tokens=60, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
     engine.add(request(2, prompt, max_tokens=1, prompt_logprobs=0))
     decoder.runs.clear()
     progress = _finish(engine)

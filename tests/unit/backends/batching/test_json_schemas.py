@@ -307,13 +307,14 @@ def test_branches_that_take_long_to_compare_are_refused() -> None:
 
 
 def test_constants_that_references_repeat_are_compared_in_few_steps() -> None:
-    values = {f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(14)}
+    values: dict[str, Any] = {f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(14)}
     values["d14"] = {"enum": list(range(2000))}
     reference = {"$ref": "#/$defs/d0"}
-    for keyword, schema in {
+    schemas_by_keyword: dict[str, Any] = {
         "oneOf": {"oneOf": [reference, {"type": "string"}]},
         "uniqueItems": {"type": "array", "items": reference, "uniqueItems": True},
-    }.items():
+    }
+    for keyword, schema in schemas_by_keyword.items():
         with pytest.raises(ConchError, match=f"keyword '{keyword}' has too many branches, or too large ones"):
             rewrite({**schema, "$defs": values})
     # A large enumeration beside many objects is listed once, not once for each comparison.
