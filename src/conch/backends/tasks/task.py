@@ -14,7 +14,8 @@ from typing import Any
 from conch.backends.base.arrays import Request, Result
 from conch.backends.tasks.engines import NetworkEngine
 from conch.checkpoints.folder import Checkpoint
-from conch.core.errors import ConchError, internal, invalid, one_line
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
+from conch.core.errors import ConchError, internal, invalid, one_line, unsupported
 from conch.core.inference import TensorSpec
 from conch.core.tensors import CONFIG_NAME, format_shape
 
@@ -137,6 +138,11 @@ class Task(ABC):
     def runtime_facts(self) -> dict[str, str]:
         """Other facts about the task by name; they replace those of the engine."""
         return {}
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the texts. Raises UNSUPPORTED for a task without one."""
+        raise unsupported("this task has no tokenizer")
 
     @abstractmethod
     def prepare(self, request: Request) -> PreparedRequest:

@@ -12,7 +12,6 @@ The tasks follow the request parameters ``truncation`` (``refuse``, or the side 
 from __future__ import annotations
 
 import json
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -21,8 +20,6 @@ from conch.backends.base.arrays import Request, Result, Strings
 from conch.backends.tasks.task import PreparedRequest, Task, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.inputs import REFUSE, TRUNCATION
-from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import invalid, unsupported
 from conch.core.inference import TensorSpec
 from conch.core.tensors import WireTensor, pack_bytes
@@ -78,7 +75,7 @@ class TextPreparation:
                 )
             return TokenizedRequest(request, self._tokenized(request, ids))
         if ids is not None:
-            texts = [self._tokenizer.decode(row).encode("utf-8", "replace") for row in ids]
+            texts = [self._task.tokenizer.decode(row).encode("utf-8", "replace") for row in ids]
             request.inputs[TEXT] = WireTensor(TEXT, "BYTES", (len(texts), 1), pack_bytes(texts))
         prepared = self._task.prepare(request)
         self._check_truncation(request, prepared)
@@ -90,20 +87,22 @@ class TextPreparation:
         if COUNT.name in prepared.request.outputs and COUNT.name not in result.outputs and counts is not None:
             result.outputs[COUNT.name] = np.array(counts, np.uint32)[:, None]
 
-    @cached_property
-    def _tokenizer(self) -> TextTokenizer:
-        return open_tokenizer(self._checkpoint)
+    @property
+    def _max_length(self) -> int:
+        """The maximum number of tokens of a text, with that of the folder of a module."""
+        return int(self._task.limits.get("max_length", self._checkpoint.max_length))
 
     def _ids(self, request: Request) -> list[list[int]]:
         """Return the token ids of each row. Raises INVALID_ARG for ids that the vocabulary does not have."""
         rows = [[id for id in row if id != _NO_TOKEN] for row in request.array(TOKEN_IDS.name).tolist()]
-        size = self._tokenizer.vocabulary
+        size = self._task.tokenizer.vocabulary
         for index, row in enumerate(rows):
             if not row:
                 raise invalid(f"input '{TOKEN_IDS.name}' has no token in row {index}")
-            if (high := max(row)) >= size or min(row) < 0:
+            unknown = next((id for id in row if not 0 <= id < size), None)
+            if unknown is not None:
                 raise invalid(
-                    f"input '{TOKEN_IDS.name}' has the id {high} in row {index}, and the model's vocabulary ends at "
+                    f"input '{TOKEN_IDS.name}' has the id {unknown} in row {index}, and the model's vocabulary ends at "
                     f"{size - 1}: the ids must come from the model's own tokenizer; send texts instead"
                 )
         return rows
@@ -113,16 +112,16 @@ class TextPreparation:
         if ids is None:
             rows = [self._tokens(text, special) for text in request.texts(TEXT)]
         else:
-            skip = bool(request.parameters.get(SKIP_SPECIAL, True))
-            rows = [{"ids": row, "decoded": self._tokenizer.decode(row, skip_special_tokens=skip)} for row in ids]
-        documents = [json.dumps({**row, "max_length": self._checkpoint.max_length}) for row in rows]
+            skip, decode = bool(request.parameters.get(SKIP_SPECIAL, True)), self._task.tokenizer.decode
+            rows = [{"ids": row, "decoded": decode(row, skip_special_tokens=skip)} for row in ids]
+        documents = [json.dumps({**row, "max_length": self._max_length}) for row in rows]
         result = Result({TOKENS.name: Strings((len(documents), 1), documents)})
         if COUNT.name in request.outputs:
             result.outputs[COUNT.name] = np.array([[len(row["ids"])] for row in rows], np.uint32)
         return result
 
     def _tokens(self, text: str, special: bool) -> dict[str, Any]:
-        tokenizer = self._tokenizer
+        tokenizer = self._task.tokenizer
         if tokenizer.fast is None:
             raise unsupported(f"the tokenizer of '{self._checkpoint.source}' does not give the places of its tokens")
         encoding = tokenizer.fast.encode(text, add_special_tokens=special)
@@ -138,7 +137,7 @@ class TextPreparation:
     def _check_truncation(self, request: Request, prepared: PreparedRequest) -> None:
         """Raise INVALID_ARG if a text was truncated that must not be, UNSUPPORTED for a limit of second texts."""
         parameters, truncated = request.parameters, getattr(prepared, "truncated", 0)
-        limit, pair = self._checkpoint.max_length, parameters.get(MAX_PAIR_TOKENS)
+        limit, pair = self._max_length, parameters.get(MAX_PAIR_TOKENS)
         if isinstance(pair, int) and pair < limit:
             raise unsupported(f"this model truncates pairs to {limit} tokens, and not their second text to {pair}")
         if truncated and parameters.get(TRUNCATION) == REFUSE:

@@ -46,6 +46,11 @@ class InputEncoder:
         self._side = side
         self.room()
 
+    @property
+    def side(self) -> Side:
+        """The side on which long texts are truncated."""
+        return self._side or self.tokenizer.side
+
     def encode(
         self,
         texts: Sequence[str],

@@ -253,6 +253,7 @@ class SlowTokenizer(TextTokenizer):
         self.template = template
         self.vocabulary = len(slow)
         self.types = types
+        self.side = slow.truncation_side
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         ids: list[int] = self._encoded("the text", text, add_special_tokens=special_tokens)["input_ids"]
@@ -316,8 +317,8 @@ class SlowTokenizer(TextTokenizer):
 
     def _check_side(self, side: Side | None) -> None:
         """Raise UNSUPPORTED for the other side than the tokenizer's own, which threads share."""
-        if side not in (None, self._slow.truncation_side):
-            raise unsupported(f"this tokenizer truncates texts on the {self._slow.truncation_side} only")
+        if side not in (None, self.side):
+            raise unsupported(f"this tokenizer truncates texts on the {self.side} only")
 
     def _tokens(
         self, name: str, text: str, pair: str | None, limit: int, types: bool, truncation: Truncation

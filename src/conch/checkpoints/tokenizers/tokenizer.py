@@ -171,14 +171,15 @@ class TextTokenizer(ABC):
     """Converts texts and conversations to token ids, and token ids to text.
 
     ``vocabulary`` is the number of tokens, including added tokens. ``types`` is true if the network gets token types
-    (``token_type_ids``). ``fast`` is the tokenizer of ``tokenizers``; None for a tokenizer written in Python, which
-    does not support offsets.
+    (``token_type_ids``). ``side`` is the side on which texts are truncated by default. ``fast`` is the
+    tokenizer of ``tokenizers``; None for a tokenizer written in Python, which does not support offsets.
     """
 
     special: SpecialTokens
     template: ChatTemplate
     vocabulary: int
     types: bool
+    side: Side
     fast: Any
 
     @abstractmethod

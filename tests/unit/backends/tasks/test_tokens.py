@@ -94,6 +94,13 @@ def test_ids_that_the_vocabulary_does_not_have_are_refused(texts: TextPreparatio
         texts.prepare(request("score", text_input=[[""]], text_pair=[["a"]], token_ids=np.array(ids, np.int32)))
 
 
+def test_refused_id_is_named(texts: TextPreparation) -> None:
+    ids = np.array([[2, 10**6], [-5, 2]], np.int32)
+    for row, name in ((0, "1000000"), (1, "-5")):
+        with pytest.raises(ConchError, match=f"has the id {name} in row 0"):
+            texts.prepare(request("score", text_input=[[""]], text_pair=[["a"]], token_ids=ids[row : row + 1]))
+
+
 def test_long_pair_is_truncated_or_refused_as_the_request_says(texts: TextPreparation, task: Task) -> None:
     def scored(text: str, **parameters: Any) -> Result:
         asked = request("score", "num_input_tokens", text_input=[[text]], text_pair=[["it"]])

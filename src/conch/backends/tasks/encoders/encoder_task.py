@@ -25,7 +25,7 @@ from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.inputs import InputEncoder, open_encoder
 from conch.checkpoints.tokenizers.open import TYPES, original_tokenizer
-from conch.checkpoints.tokenizers.tokenizer import Tokens
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens
 from conch.core.errors import ConchError, cancelled, invalid, one_line
 from conch.core.inference import TensorSpec
 from conch.core.lengths import CPU_TOKENS, GPU_TOKENS, equal_runs, runs
@@ -248,6 +248,10 @@ class EncoderNetwork(ABC):
                 examples.require_likeness(original)
             sharings.append(examples.sharing())
         self.sharing = strictest(sharings)
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        return self.encoder.tokenizer
 
     @property
     def limits(self) -> dict[str, int | str]:

@@ -32,7 +32,6 @@ class FillMask(EncoderTask):
 
     def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
         super().__init__(checkpoint, open_engine)
-        self.tokenizer = self.encoder.tokenizer
         if self.tokenizer.special.mask_id is None:
             raise invalid(f"fill-mask needs a tokenizer with a mask token, and that of '{checkpoint.source}' has none")
         self.mask_id: int = self.tokenizer.special.mask_id

@@ -16,6 +16,7 @@ from conch.backends.tasks.retrieval.pipeline import Pipeline, TextRequest, open_
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.modules import EmbeddingModel, Module
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError
 from conch.core.inference import TensorSpec
 
@@ -57,6 +58,10 @@ class Embedding(Task):
     def limits(self) -> dict[str, int | str]:
         limits = [pipeline.limits for pipeline in self.pipelines]
         return {name: value for own in limits for name, value in own.items()}
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        return self._pipelines.get(None, self.pipelines[0]).tokenizer
 
     @property
     def runtime_facts(self) -> dict[str, str]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from functools import cached_property
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -52,12 +54,23 @@ ENCODER_DECODERS: Final = frozenset({"t5", "mt5", "umt5", "longt5"})
 
 
 class TextRequest(EncodedRequest):
-    """An encoded request with its ``pipeline`` and ``task``; ``state`` is the number of tokens of its prompt."""
+    """An encoded request with its ``pipeline`` and ``task``; ``state`` has the tokens of its prompt."""
 
     __slots__ = ("pipeline", "task")
 
     pipeline: Pipeline
     task: str | None
+
+
+class PromptTokens(NamedTuple):
+    """The number of prompt tokens at the start of a text, with special ones; truncation leaves at least ``kept``."""
+
+    length: int = 0
+    kept: int = 0
+
+    def of(self, tokens: Tokens) -> int:
+        """Return the number of prompt tokens at the start of ``tokens``."""
+        return max(self.kept, self.length - max(0, tokens.length - len(tokens.ids)))
 
 
 class Pipeline(ABC):
@@ -69,6 +82,11 @@ class Pipeline(ABC):
     def limits(self) -> dict[str, int | str]:
         """The limits of a run and of a text, reported as runtime facts."""
         return {}
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the first module."""
 
     @abstractmethod
     def prepare(self, request: Request, texts: Sequence[str], prompt: str, task: str | None) -> TextRequest:
@@ -157,17 +175,34 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
             texts = [text.lower() for text in texts]
         encoder = self._encoders.get(task, self._encoders[None]).requested(request.parameters)
         sequences, truncated = encoder.encode(texts)
+        skipped = PromptTokens()
+        if prompt and not self._pools_prompt:
+            skipped = self._prompt_tokens(prompt, encoder)
+            if truncated:
+                self._require_text(sequences, skipped, encoder)
         if task == "query" and self._expansion:
             sequences = [self._expanded(tokens) for tokens in sequences]
-        skipped = 0 if self._pools_prompt or not prompt else self._prompt_length(prompt)
         prepared = TextRequest(request, sequences, truncated, skipped)
         prepared.pipeline, prepared.task = self, task
         return prepared
 
-    def _prompt_length(self, prompt: str) -> int:
-        """Return the number of prompt tokens at the start of a sequence, including special tokens."""
-        ids = self._encoders[None].encode([prompt.lower() if self._lower else prompt])[0][0].ids
-        return len(ids) - (int(ids[-1]) in self.encoder.tokenizer.special.all_ids)
+    def _prompt_tokens(self, prompt: str, encoder: InputEncoder) -> PromptTokens:
+        """Return the tokens of ``prompt`` in texts of ``encoder``; on the left, truncation removes them first."""
+        special = self.encoder.tokenizer.special.all_ids
+        ids = self._encoders[None].encode([prompt.lower() if self._lower else prompt])[0][0].ids.tolist()
+        length = len(ids) - (ids[-1] in special)
+        return PromptTokens(length, length if encoder.side == "right" else len([*takewhile(special.__contains__, ids)]))
+
+    def _require_text(self, sequences: Sequence[Tokens], prompt: PromptTokens, encoder: InputEncoder) -> None:
+        """Raise INVALID_ARG if truncation left only the prompt, which is not pooled."""
+        special = self.encoder.tokenizer.special.all_ids
+        for row, tokens in enumerate(sequences):
+            text = len(tokens.ids) - (int(tokens.ids[-1]) in special) - prompt.of(tokens)
+            if len(tokens.ids) < tokens.length and text < 1:
+                raise invalid(
+                    f"a maximum of {encoder.max_length} tokens leaves only the prompt of row {row}, and the model does "
+                    f"not pool prompts, of which this one has {prompt.length} tokens"
+                )
 
     def _expanded(self, tokens: Tokens) -> Tokens:
         """Return a query, as ColBERT expands it: filled with mask tokens up to a number of tokens."""
@@ -202,7 +237,9 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
         features = Features(
             arrays,
             padded=batch.padded,
-            prompt_lengths=[request.state for request in batch.requests],
+            prompt_lengths=[
+                request.state.of(tokens) for request, tokens in zip(batch.requests, batch.sequences, strict=True)
+            ],
             tasks=[request.task for request in batch.requests],
             expansion=expansion,
         )
@@ -300,20 +337,24 @@ class TablePipeline(Pipeline):
     def __init__(self, checkpoint: Checkpoint, model: EmbeddingModel, modules: Sequence[Module]) -> None:
         self.model = model
         first = modules[0]
+        self._part = checkpoint.part(first.path)
         self._limit = 0
         self._fast: Any
         if first.kind == "StaticEmbedding":
             self._fast = self._own_tokenizer(checkpoint, first)
         else:
-            part = checkpoint.part(first.path)
-            self._fast = open_tokenizer(part).fast
+            self._fast = self.tokenizer.fast
             if self._fast is None:
                 raise unsupported(f"'{checkpoint.source}': the tokenizer of SparseStaticEmbedding is written in Python")
-            settings = part.json("tokenizer_config.json") or {}
+            settings = self._part.json("tokenizer_config.json") or {}
             limit = settings.get("model_max_length")
             self._limit = int(limit) if isinstance(limit, int | float) and 0 < limit < 10**9 else 0
         self._steps = Steps(checkpoint, modules, Vocabulary(self._fast.get_vocab_size(), self._fast.token_to_id))
         self._budget = checkpoint.options.max_batch_tokens or CPU_TOKENS
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        return open_tokenizer(self._part)
 
     def _own_tokenizer(self, checkpoint: Checkpoint, module: Module) -> Any:
         path = checkpoint.path(joined(module.path, "tokenizer.json"))
@@ -349,7 +390,7 @@ class TablePipeline(Pipeline):
             kept = ids[-limit:] if side == "left" else ids[: limit or None]
             sequences.append(Tokens(kept, None, len(ids)))
         truncated = sum(len(sequence.ids) < sequence.length for sequence in sequences)
-        prepared = TextRequest(request, sequences, truncated, 0)
+        prepared = TextRequest(request, sequences, truncated, PromptTokens())
         prepared.pipeline, prepared.task = self, task
         return prepared
 

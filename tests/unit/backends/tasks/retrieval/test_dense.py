@@ -30,7 +30,7 @@ from tests.retrieval_models import (
     saved,
     vectors,
 )
-from tests.text_checkpoints import byte_level
+from tests.text_checkpoints import byte_level, request
 
 PROMPTS = {"query": "the station: ", "passage": "a bus ", "empty": ""}
 MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -56,6 +56,26 @@ def test_poolings(tmp_path: Path, include_prompt: bool) -> None:
     for mode in (*MODES, ("cls", "max", "weightedmean")):
         pooling = Pooling(SIZE, mode, include_prompt=include_prompt)
         check(saved(tmp_path / str(mode), first, pooling, prompts=PROMPTS, default_prompt_name="passage"))
+
+
+def test_truncation_on_the_left_removes_the_prompt_that_is_not_pooled(tmp_path: Path) -> None:
+    pooling = Pooling(SIZE, include_prompt=False)
+    task: Any = open_model(saved(tmp_path / "folder", backbone(tmp_path / "backbone"), pooling, prompts=PROMPTS))
+    prompt = len(task.tokenizer.encode(PROMPTS["query"])) - 2
+    text = len(task.tokenizer.encode("a bus in the morning")) - 2
+
+    def prompt_tokens(**parameters: Any) -> int:
+        asked = request(text_input=["a bus in the morning"], task=["query"])
+        asked.parameters = parameters
+        prepared = task.prepare(asked)
+        return int(prepared.state.of(prepared.sequences[0]))
+
+    assert prompt_tokens() == prompt_tokens(truncation="left") == prompt + 1
+    assert prompt_tokens(truncation="left", max_length=prompt + text) == prompt - 1
+    assert prompt_tokens(truncation="left", max_length=text + 1) == 1
+    assert prompt_tokens(truncation="right", max_length=prompt + 3) == prompt + 1
+    with pytest.raises(ConchError, match=f"a maximum of {prompt + 2} tokens leaves only the prompt of row 0"):
+        prompt_tokens(truncation="right", max_length=prompt + 2)
 
 
 def test_modules_after_pooling(tmp_path: Path) -> None:

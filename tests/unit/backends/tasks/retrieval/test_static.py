@@ -17,9 +17,25 @@ from sentence_transformers.sentence_transformer.modules import Pooling, StaticEm
 from tokenizers import Tokenizer
 from torch import nn
 
+from conch.backends.base.arrays import Strings
+from conch.backends.tasks.task import ExecutionWork
+from conch.backends.tasks.tokens import TextPreparation, TokenizedRequest
+from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import ConchError
-from tests.retrieval_models import NEIGHBOURS, SIZE, backbone, close, dense, each, embed, open_model, saved, vectors
-from tests.text_checkpoints import wordpiece
+from tests.retrieval_models import (
+    NEIGHBOURS,
+    SIZE,
+    backbone,
+    close,
+    completed,
+    dense,
+    each,
+    embed,
+    open_model,
+    saved,
+    vectors,
+)
+from tests.text_checkpoints import request, strings, wordpiece
 
 
 def check(folder: Path, tasks: tuple[str | None, ...] = (None, "query", "document")) -> None:
@@ -79,6 +95,23 @@ def test_a_table_is_served_without_pytorch(tmp_path: Path) -> None:
     close(
         np.array(found.stdout.split(), np.float32), SentenceTransformer(str(folder), device="cpu").encode("the station")
     )
+
+
+def test_tokens_are_those_of_the_folder_of_the_module(tmp_path: Path) -> None:
+    routes = {name: [table(tmp_path / "table")] for name in ("query", "document")}
+    folder = saved(tmp_path / "folder", Router(routes, default_route="document"), Normalize())
+    assert not (folder / "tokenizer.json").exists()
+    task = open_model(folder)
+    preparation = TextPreparation(Checkpoint.open(folder), task)
+    prepared = preparation.prepare(request("tokens", text_input=[["the station"]]))
+    assert isinstance(prepared, TokenizedRequest)
+    tokens = prepared.result.outputs["tokens"]
+    assert isinstance(tokens, Strings)
+    [[document]] = strings(tokens)
+    ids = Tokenizer.from_file(str(tmp_path / "table" / "tokenizer.json")).encode("the station").ids
+    assert json.loads(document)["ids"] == ids
+    encoded = preparation.prepare(request("embedding", text_input=[[""]], token_ids=np.array([ids], np.int32)))
+    close(vectors(completed(task.execute([encoded], ExecutionWork()))), vectors(embed(task, ["the station"])))
 
 
 def test_routes_of_queries_and_documents(tmp_path: Path) -> None:
