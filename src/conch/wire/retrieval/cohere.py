@@ -15,7 +15,6 @@ from conch.core.inference import ModelSignature
 from conch.core.tensors import WireTensor
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.retrieval.inputs import (
-    MAX_LENGTH,
     TextOptions,
     checked_texts,
     counted,
@@ -25,7 +24,7 @@ from conch.wire.retrieval.inputs import (
     text_inputs,
 )
 from conch.wire.retrieval.models import SCORE, vector_output
-from conch.wire.retrieval.openai import SIDES, check_dimensions
+from conch.wire.retrieval.openai import SIDES, check_dimensions, truncated
 from conch.wire.retrieval.plans import Array, DecodedRequest, Results, RetrievalPlan, document, new_id
 from conch.wire.retrieval.vectors import DTYPES, RELATIVE, SCALED, base64, quantized, shortened
 
@@ -184,7 +183,7 @@ def _rerank(fields: Fields, signature: ModelSignature, *, shows: bool) -> Decode
     top_n = fields.integer("top_n", 1, 2**31 - 1) or len(documents)
     shown = fields.flag("return_documents", shows)
     length = fields.integer("max_tokens_per_doc", 1, 2**31 - 1)
-    tokens = fields.integer("truncate_prompt_tokens", 1, 2**31 - 1)
+    options = truncated(fields, TextOptions())
     if not fields.flag("truncation", True):
         raise ApiError("'truncation' must be true: long documents are truncated", "truncation")
     named = fields.strings("rank_fields")
@@ -194,10 +193,9 @@ def _rerank(fields: Fields, signature: ModelSignature, *, shows: bool) -> Decode
     fields.ignore("priority", "user")
     fields.finish()
     inputs, rows = pair_inputs(signature, [query] * len(documents), documents)
-    parameters: dict[str, Any] = {MAX_PAIR_TOKENS: length, MAX_LENGTH: tokens}
     plan = CohereRerankPlan(
         rows=rows, outputs=counted(signature, SCORE), documents=documents if shown else None, top_n=top_n,
-        parameters={name: value for name, value in parameters.items() if value is not None},
+        parameters=options.parameters | ({MAX_PAIR_TOKENS: length} if length is not None else {}),
     )  # fmt: skip
     return DecodedRequest(plan, inputs)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from conch.core.errors import internal
 from conch.wire.openai.reading import ApiError
 
 Array = npt.NDArray[Any]
@@ -49,10 +50,12 @@ def quantized(vectors: Array, dtype: str, *, member: str) -> Array:
 
     ``int8`` and ``uint8`` divide the range of each dimension, from the smallest to the largest value of these vectors,
     into 255 steps. ``binary`` (INT8, the bits minus 128) and ``ubinary`` (UINT8) have one bit per dimension. Raises
-    ApiError, naming ``member``, for a single vector, which has no ranges.
+    ApiError, naming ``member``, for a single vector, which has no ranges, and INTERNAL for values that are not finite.
     """
     if dtype == "float":
         return vectors
+    if not np.isfinite(vectors).all():
+        raise internal(f"the model gave vectors with numbers that are not finite, which cannot be {dtype}")
     if dtype in SCALED:
         if len(vectors) < 2:
             raise ApiError(

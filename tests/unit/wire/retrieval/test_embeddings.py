@@ -108,6 +108,16 @@ def test_int8_vectors_divide_the_range_of_each_dimension_in_the_request() -> Non
         body(decoded("embeddings", input="a", output_dtype="int8"), embedding=VECTORS[:1])
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_vectors_that_are_not_finite_are_not_quantized(dtype: str, value: float) -> None:
+    wrong = VECTORS.copy()
+    wrong[1, 2] = value
+    with pytest.raises(ConchError, match="not finite") as caught:
+        body(decoded("embeddings", input=TEXTS, output_dtype=dtype), embedding=wrong)
+    assert caught.value.code is Code.INTERNAL
+
+
 def test_base64_has_the_bytes_of_the_datatype() -> None:
     data = body(decoded("embeddings", input=TEXTS, encoding_format="base64"), embedding=VECTORS)["data"]
     assert np.array_equal(np.frombuffer(b64decode(data[1]["embedding"]), "<f4"), VECTORS[1])

@@ -88,6 +88,20 @@ def test_bad_reranking_is_refused_by_name(members: Any, param: str, reason: str 
     assert (error.param, error.reason) == (param, reason)
 
 
+@pytest.mark.parametrize(
+    ("members", "parameters"),
+    [
+        ({"truncate_prompt_tokens": -1}, {"truncation": "right"}),
+        ({"truncate_prompt_tokens": 9, "max_tokens_per_doc": 5},
+         {"truncation": "right", "max_length": 9, "max_pair_tokens": 5}),
+        ({}, {}),
+    ],
+)  # fmt: skip
+def test_truncation_of_documents_is_a_parameter_of_the_request(members: Any, parameters: Any) -> None:
+    request = decoded("cohere_rerank", RANKER, query="q", documents=["a"], **members)
+    assert request.plan.parameters == parameters
+
+
 def test_model_with_several_scores_per_pair_does_not_rank() -> None:
     several = signature(list(RANKER.inputs.values()), [TensorSpec("score", "FP32", (3,))])
     assert refusal("cohere_rerank", several, query="q", documents=["a"]).code is Code.UNSUPPORTED
