@@ -43,9 +43,9 @@ _LARGEST: Final = 2**63 - 1024
 _DEPTH: Final = 16
 _DISJOINT_DEPTH: Final = 3
 #: The number of steps in which the branches of ``oneOf`` and the items of ``uniqueItems`` are compared, and how many
-#: constants are copied or compared in a step.
+#: constants or names are copied or compared in a step.
 _MAX_STEPS: Final = 100_000
-_STEP_CONSTANTS: Final = 32
+_STEP_ITEMS: Final = 32
 
 _DATE: Final = (
     r"(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|"
@@ -207,7 +207,7 @@ class _Rewriter:
                 # llguidance counts a name that is written twice as two.
                 if _count(keyword, value) == 1:
                     result[keyword] = 1
-                elif value > len(set(_required(node))):
+                elif value > len(set(_names("required", node.get("required", [])))):
                     raise invalid("keyword 'minProperties' above 1 needs as many names in 'required'")
             case "maxProperties":
                 closed = node.get("additionalProperties") is False and not node.get("patternProperties")
@@ -255,6 +255,7 @@ class _Rewriter:
         """Return the schema that replaces ``oneOf`` for values of these types."""
         constants = [self._values(branch) for branch in branches]
         keys = [found.values.keys() for found in constants if found is not None]
+        self._step(sum(map(len, keys)) // _STEP_ITEMS)
         if len(keys) == len(branches) and sum(map(len, keys)) == len(set().union(*keys)):
             return {"anyOf": [self._schema(branch) for branch in branches]}
         rewritten = []
@@ -274,12 +275,14 @@ class _Rewriter:
         branch, other = self._followed(branch), self._followed(other)
         if types & self._types(branch) & self._types(other) != {"object"} or True in (branch, other):
             return None
-        required = _required(branch)
-        for name in _required(other):
+        required = set(self._required(branch))
+        for name in self._required(other):
             if name not in required:
                 return {"properties": {name: False}}
         if other.get("additionalProperties") is False and not other.get("patternProperties"):
-            for name in _object("properties", branch.get("properties", {})):
+            names = _object("properties", branch.get("properties", {}))
+            self._step(len(names) // _STEP_ITEMS)
+            for name in names:
                 if name not in _object("properties", other.get("properties", {})):
                     return {"required": [name]}
         return None
@@ -346,6 +349,11 @@ class _Rewriter:
         if self._steps > _MAX_STEPS:
             raise _TooManyStepsError
 
+    def _required(self, node: Mapping[str, Any]) -> list[str]:
+        names = _names("required", node.get("required", []))
+        self._step(len(names) // _STEP_ITEMS)
+        return names
+
     def _followed(self, node: Any) -> Any:
         self._step()
         for _ in range(_DEPTH):
@@ -367,7 +375,7 @@ class _Rewriter:
             parts = [self._values(branch, depth + 1) for branch in _entries(node, keyword)]
             known = [part for part in parts if part is not None]
             if known and len(known) == len(parts):
-                self._step(sum(len(part.values) for part in known) // _STEP_CONSTANTS)
+                self._step(sum(len(part.values) for part in known) // _STEP_ITEMS)
                 values = {key: value for part in known for key, value in part.values.items()}
                 return _Constants(values, frozenset().union(*(part.types for part in known)))
         return None
@@ -402,7 +410,7 @@ class _Rewriter:
             return False
         constants, others = self._values(first), self._values(second)
         if constants is not None and others is not None:
-            self._step(min(len(constants.values), len(others.values)) // _STEP_CONSTANTS)
+            self._step(min(len(constants.values), len(others.values)) // _STEP_ITEMS)
             return constants.values.keys().isdisjoint(others.values.keys())
         for one, other in ((first, second), (second, first)):
             for keyword in ("anyOf", "oneOf"):
@@ -417,7 +425,8 @@ class _Rewriter:
         """Whether no value of one type is valid for both schemas."""
         for one, other in ((first, second), (second, first)):
             if name == "object" and any(
-                self._disjoint(_property(one, key), _property(other, key), depth=depth + 1) for key in _required(one)
+                self._disjoint(_property(one, key), _property(other, key), depth=depth + 1)
+                for key in self._required(one)
             ):
                 return True
             if name in _SIZES:
@@ -515,10 +524,6 @@ def _entries(node: Mapping[str, Any], keyword: str) -> list[Any]:
     """Return a list in a schema, empty if it is missing or not a list."""
     value = node.get(keyword)
     return value if isinstance(value, list) else []
-
-
-def _required(node: Mapping[str, Any]) -> list[str]:
-    return _names("required", node.get("required", []))
 
 
 def _is_number(value: Any) -> bool:
