@@ -214,10 +214,10 @@ def test_a_running_server_that_dies_ends_the_analysis_and_makes_no_candidate_a_f
     assert '"error"' not in (settings.checkpoints / FILENAME).read_text()
 
 
-def test_a_figure_that_cannot_be_seen_is_reported_after_the_first_measurement(settings: AnalyzeSettings) -> None:
+def test_a_figure_that_cannot_be_measured_is_reported_after_the_first_measurement(settings: AnalyzeSettings) -> None:
     wanted = replace(settings, constraints=(Constraint("gpu_power", maximum=100.0),))
     watching = Watching()
 
-    with pytest.raises(ConchError, match="gpu power of the server cannot be seen from here"):
+    with pytest.raises(ConchError, match="gpu power of the server cannot be measured from this machine"):
         run(wanted, watching)
     assert len(watching.measured_now) == 1
