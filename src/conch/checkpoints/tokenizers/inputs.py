@@ -42,7 +42,7 @@ class InputEncoder:
         self.max_length = max_length
         self.types = types
         self.pad_id = tokenizer.special.pad_id or 0
-        self._refuse = refuse
+        self.refuse = refuse
         self._side = side
         self.room()
 
@@ -85,7 +85,7 @@ class InputEncoder:
                 row = index // per_row
                 if not tokens.length:
                     raise invalid(f"{first} gives no token in row {row}; the model needs one")
-                if self._refuse:
+                if self.refuse:
                     raise self._too_long(first, row, tokens.length)
                 if pairs is not None and len(tokens.ids) > limit:
                     raise self._too_long(second, row, len(self.tokenizer.encode(pairs[index], special_tokens=False)))
@@ -107,7 +107,7 @@ class InputEncoder:
             if not length:
                 raise invalid(f"the texts of row {row} give no token; the model needs one")
             if length > self.max_length:
-                if self._refuse:
+                if self.refuse:
                     raise self._too_long("the text of a pair", row, length)
                 truncated += 1
                 kept = list(ending[-self.max_length :])
@@ -117,7 +117,7 @@ class InputEncoder:
 
     def limited(self, max_length: int) -> InputEncoder:
         """Return an encoder of the same tokenizer with another maximum length."""
-        return InputEncoder(self.tokenizer, max_length, types=self.types, refuse=self._refuse)
+        return InputEncoder(self.tokenizer, max_length, types=self.types, refuse=self.refuse)
 
     def requested(self, parameters: Mapping[str, Any]) -> InputEncoder:
         """Return an encoder for a request with these parameters.
@@ -133,7 +133,7 @@ class InputEncoder:
             self.tokenizer,
             min(length or self.max_length, self.max_length),
             types=self.types,
-            refuse=truncation == REFUSE if truncation else self._refuse,
+            refuse=truncation == REFUSE if truncation else self.refuse,
             side=side or self._side,
         )
 

@@ -32,10 +32,11 @@ NO_TOKEN: Final = -1
 #: The inputs that choose a prompt: by its name, or for a query or a document.
 PROMPT_NAME: Final = "prompt_name"
 TASK: Final = "task"
-#: Request parameters: the text before each text, the side on which long texts are truncated (or ``refuse``), and the
+#: Request parameters: the text before each text, the side on which long texts are truncated (or ``REFUSE``), and the
 #: maximum number of tokens.
 PROMPT_TEXT: Final = "prompt"
 TRUNCATION: Final = "truncation"
+REFUSE: Final = "refuse"
 MAX_LENGTH: Final = "max_length"
 
 #: Names of queries and documents in ``input_type`` and ``task`` of several APIs.

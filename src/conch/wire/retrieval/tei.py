@@ -17,7 +17,9 @@ from conch.wire.retrieval.cohere import best, pair_inputs
 from conch.wire.retrieval.inputs import (
     MAX_TEXTS,
     PROMPT_NAME,
+    REFUSE,
     TOO_MANY,
+    TRUNCATION,
     TextOptions,
     checked_texts,
     checked_tokens,
@@ -65,7 +67,7 @@ def _truncated(fields: Fields, options: TextOptions) -> TextOptions:
         raise wrong(path, side, "Left or Right")
     # Only a false that is sent counts: Fields.flag would read a missing one as the default.
     if fields.has("truncate") and not fields.flag("truncate"):
-        return replace(options, truncation="refuse")
+        return replace(options, truncation=REFUSE)
     fields.ignore("truncate")
     return replace(options, truncation=side.lower()) if side is not None else options
 
@@ -382,7 +384,7 @@ def info_body(signature: ModelSignature, facts: Mapping[str, str], version: str 
             "max_batch_tokens": limits["max_batch_tokens"],
             "max_batch_requests": signature.max_batch_size or None,
             "max_client_batch_size": MAX_TEXTS,
-            "auto_truncate": True,
+            "auto_truncate": facts.get(TRUNCATION) != REFUSE,
             "tokenization_workers": 1,
             "version": version,
             "sha": None,

@@ -133,6 +133,14 @@ def embedded(task: Task, text: str, **parameters: Any) -> Any:
     return result.outputs["embedding"]
 
 
+def test_model_that_refuses_long_texts_reports_it(tmp_path: Path, embedder: Task) -> None:
+    folder = text_checkpoints.write(tmp_path, "AutoModel")
+    assert (
+        text_checkpoints.open_task(folder, "feature-extraction", truncation="refuse").limits["truncation"] == "refuse"
+    )
+    assert "truncation" not in embedder.limits
+
+
 WORDS = ["how", "can", "you", "be", "sure", "that", "it", "is", "open"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from conch.core.errors import Code, ConchError
 from conch.core.inference import TensorSpec
 from conch.wire.openai.reading import ApiError
+from conch.wire.retrieval.tei import info_body
 from tests.unit.wire.retrieval.models import (
     EMBEDDER,
     MULTI_VECTOR,
@@ -254,6 +256,11 @@ def test_tei_truncates_on_the_side_that_it_names_or_not_at_all() -> None:
 
 def test_similarities_are_cosines_with_the_first_text() -> None:
     inputs = {"source_sentence": "a", "sentences": ["b", "c"]}
+def test_tei_is_told_whether_the_model_truncates() -> None:
+    for facts, truncates in (({}, True), ({"truncation": "refuse"}, False)):
+        assert json.loads(info_body(EMBEDDER, facts))["auto_truncate"] is truncates
+
+
     answer = body(decoded("tei_similarity", inputs=inputs), embedding=VECTORS[:3])
     unit = VECTORS / np.linalg.norm(VECTORS, axis=1, keepdims=True)
     assert np.allclose(answer, unit[1:3] @ unit[0], atol=1e-6)

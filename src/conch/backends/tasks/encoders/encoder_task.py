@@ -23,7 +23,7 @@ from conch.backends.tasks.classification import FUNCTION, FUNCTIONS, checked_cho
 from conch.backends.tasks.engines import NetworkEngine
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.tokenizers.inputs import InputEncoder, open_encoder
+from conch.checkpoints.tokenizers.inputs import REFUSE, TRUNCATION, InputEncoder, open_encoder
 from conch.checkpoints.tokenizers.open import TYPES, original_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens
 from conch.core.errors import ConchError, cancelled, invalid, one_line
@@ -256,6 +256,8 @@ class EncoderNetwork(ABC):
     @property
     def limits(self) -> dict[str, int | str]:
         limits: dict[str, int | str] = {"max_batch_tokens": self.budget, "max_length": self.encoder.max_length}
+        if self.encoder.refuse:
+            limits[TRUNCATION] = REFUSE
         return limits if self.sharing is Sharing.PADDED else {**limits, "batches": self.sharing.value}
 
     @abstractmethod
