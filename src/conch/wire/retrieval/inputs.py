@@ -39,10 +39,11 @@ TRUNCATION: Final = "truncation"
 REFUSE: Final = "refuse"
 MAX_LENGTH: Final = "max_length"
 
-#: Names of queries and documents in ``input_type`` and ``task`` of several APIs.
+#: Names of tasks in ``input_type`` and ``task`` of several APIs; models need no prompt for them.
 _TASKS: Final = {
     "query": "query", "search_query": "query", "retrieval.query": "query",
     "document": "document", "passage": "document", "search_document": "document", "retrieval.passage": "document",
+    "classification": "classification", "clustering": "clustering",
 }  # fmt: skip
 
 Texts = list[str] | list[list[int]]
@@ -136,10 +137,9 @@ def checked_tokens(ids: Any, path: str) -> list[int]:
 
 
 def read_prompt(fields: Fields, *members: str) -> TextOptions:
-    """Take ``prompt_name`` and ``prompt``, and the ``members`` that choose a query or a document.
+    """Take ``prompt_name`` and ``prompt``, and the ``members`` that choose a task (query, document, clustering …).
 
-    Any other value of ``members`` (``classification``, ``clustering`` …) is the name of a prompt. Raises ApiError for
-    several of them.
+    Any other value of ``members`` (``sts`` …) is the name of a prompt. Raises ApiError for several of them.
     """
     options, chosen = TextOptions(), ""
     for member in (*members, PROMPT_NAME, PROMPT_TEXT):

@@ -135,7 +135,9 @@ def test_base64_has_the_bytes_of_the_datatype() -> None:
         ({"input_type": "search_query"}, {"task": "query"}),
         ({"input_type": "passage"}, {"task": "document"}),
         ({"task": "retrieval.passage"}, {"task": "document"}),
-        ({"task": "classification"}, {"prompt_name": "classification"}),
+        ({"task": "classification"}, {"task": "classification"}),
+        ({"input_type": "clustering"}, {"task": "clustering"}),
+        ({"input_type": "sts"}, {"prompt_name": "sts"}),
         ({"prompt_name": "sts"}, {"prompt_name": "sts"}),
         ({}, {}),
     ],
@@ -254,13 +256,13 @@ def test_tei_truncates_on_the_side_that_it_names_or_not_at_all() -> None:
         assert decoded("tei_embed", inputs="a", **members).plan.parameters == parameters  # type: ignore[arg-type]
 
 
-def test_similarities_are_cosines_with_the_first_text() -> None:
-    inputs = {"source_sentence": "a", "sentences": ["b", "c"]}
 def test_tei_is_told_whether_the_model_truncates() -> None:
     for facts, truncates in (({}, True), ({"truncation": "refuse"}, False)):
         assert json.loads(info_body(EMBEDDER, facts))["auto_truncate"] is truncates
 
 
+def test_similarities_are_cosines_with_the_first_text() -> None:
+    inputs = {"source_sentence": "a", "sentences": ["b", "c"]}
     answer = body(decoded("tei_similarity", inputs=inputs), embedding=VECTORS[:3])
     unit = VECTORS / np.linalg.norm(VECTORS, axis=1, keepdims=True)
     assert np.allclose(answer, unit[1:3] @ unit[0], atol=1e-6)

@@ -7,7 +7,7 @@ A request may name a prompt of the checkpoint (``prompt_name``) and say whether 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from conch.backends.base.arrays import Request, Result
 from conch.backends.tasks.encoders.encoder_task import TEXT, texts_of
@@ -22,6 +22,8 @@ from conch.core.inference import TensorSpec
 
 _PROMPT: str = "prompt_name"
 _TASK: str = "task"
+#: Tasks of Cohere's API for which a model may have a prompt or a route; otherwise its texts have no task.
+PURPOSES: Final = ("classification", "clustering")
 #: The request parameter that replaces the prompt.
 PROMPT: str = "prompt"
 
@@ -70,11 +72,14 @@ class Embedding(Task):
 
     def prepare(self, request: Request) -> PreparedRequest:
         texts = texts_of(request, TEXT.name)
-        task = self._option(request, _TASK)
+        name, task = self._option(request, _PROMPT), self._option(request, _TASK)
+        if task in PURPOSES:
+            name = name or (task if task in self.model.prompts.by_name else None)
+            task = task if task in self.model.tasks else None
         self.model.path_of(task)  # rejects an unknown task
         prompt = request.parameters.get(PROMPT)
         if type(prompt) is not str:
-            prompt = self.model.prompts.text(self._option(request, _PROMPT), task)
+            prompt = self.model.prompts.text(name, task)
         return self._pipelines[task].prepare(request, texts, prompt, task)
 
     def _option(self, request: Request, name: str) -> Any:

@@ -178,6 +178,16 @@ def test_a_named_prompt_replaces_that_of_the_task(tmp_path: Path) -> None:
         close(vectors(embed(task, NEIGHBOURS, prompt_name=name, task="document")), expected)
 
 
+def test_classification_and_clustering_need_no_prompt(tmp_path: Path) -> None:
+    prompts = {"query": "the ", "clustering": "a bus "}
+    task = open_model(pooled(tmp_path / "folder", prompts=prompts, default_prompt_name="query"))
+    for purpose, name in (("clustering", "clustering"), ("classification", "query")):
+        expected = vectors(embed(task, ["is open"], prompt_name=name))
+        assert np.array_equal(vectors(embed(task, ["is open"], task=purpose)), expected)
+    named = vectors(embed(task, ["is open"], task="clustering", prompt_name="query"))
+    assert np.array_equal(named, vectors(embed(task, ["is open"], prompt_name="query")))
+
+
 def test_the_similarity_function_is_a_fact(tmp_path: Path) -> None:
     folder = pooled(tmp_path / "folder", similarity_fn_name="manhattan")
     assert open_model(folder).runtime_facts == {"similarity": "manhattan"}
