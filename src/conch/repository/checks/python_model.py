@@ -145,7 +145,7 @@ def check_called_models(path: Path, tree: ast.Module, models: Collection[str]) -
     """Yield names in BLS calls of the file at ``path`` that are not in ``models``."""
     if _calls(tree, "load_model"):
         return  # it may load models with files of its own
-    constants = _Constants(tree)
+    constants = _StringConstants(tree)
     for call in _calls(tree, "InferenceRequest"):
         for argument in call.keywords:
             name = constants.text(argument.value) if argument.arg == "model_name" else None
@@ -154,7 +154,7 @@ def check_called_models(path: Path, tree: ast.Module, models: Collection[str]) -
                 yield Finding(path, argument.value.lineno, "warning", f"there is no model '{name}' to call", fix)
 
 
-class _Constants:
+class _StringConstants:
     """The string constants of a module.
 
     A name is one if the module binds it once, in its body; an attribute is one if a class without bases binds it once,

@@ -14,8 +14,8 @@ def test_braces_beside_the_place_are_text() -> None:
 
 
 @pytest.mark.parametrize("template", ["{:>300000000}", "no place", "{} and {}", "{0.__class__}", "", "{}" + "x" * 999])
-def test_template_without_its_one_place_or_too_long_is_refused(template: str) -> None:
-    with pytest.raises(ConchError, match="must have one place for the label") as refused:
+def test_template_without_its_one_placeholder_or_too_long_is_refused(template: str) -> None:
+    with pytest.raises(ConchError, match="must have one placeholder for the label") as refused:
         hypotheses(template, ["bus"], [])
     assert refused.value.code is Code.INVALID_ARG
     assert len(refused.value.message) < 300

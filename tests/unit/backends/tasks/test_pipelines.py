@@ -243,12 +243,12 @@ def test_words_of_a_command_line_are_not_for_clients() -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{:>300000000}", "it must have one place for the label"),
+        ("{:>300000000}", "it must have one placeholder for the label"),
         ("{}{0:>300000000}", "it must have no other braces"),
         ("{:>300000000}{}", "it must have no other braces"),
         ("{} of {{", "it must have no other braces"),
-        ("none", "it must have one place for the label"),
-        (7, "it must have one place for the label"),
+        ("none", "it must have one placeholder for the label"),
+        (7, "it must have one placeholder for the label"),
         ("{}" + "x" * 1000, "at most 1000 characters"),
     ],
 )
