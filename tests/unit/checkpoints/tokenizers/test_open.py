@@ -136,6 +136,7 @@ class Spelled:
 
     is_fast = False
     model_input_names = ("input_ids",)
+    truncation_side = "right"
     all_special_ids = (0,)
     eos_token, eos_token_id = "\0", 0
     bos_token = pad_token = unk_token = sep_token = cls_token = mask_token = None
