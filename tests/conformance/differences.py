@@ -93,7 +93,6 @@ HTTP: dict[str, Difference] = {
         "load when not explicit", "unload when not explicit", "load unknown when not explicit", "unload bad parameter",
     )
 } | {
-    "root": Difference("conch has text-embeddings-inference's route there, for POST.", 405, "Method Not Allowed"),
     "generate parameter list": Difference(_NO_INPUT, 400, _BAD_TYPE.format("times")),
 } | {
     case: Difference(_NO_INPUT, 400, f"Converting keyword: 'parameters': {_BAD_TYPE.format(name)}")

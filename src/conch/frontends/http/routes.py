@@ -205,6 +205,9 @@ class Router:
             exchange.dialect = endpoint.dialect
             handler = endpoint.handlers.get(exchange.method)
             if handler is None:
+                if exchange.path == b"/":  # as in Triton, which has no such path
+                    exchange.dialect = None
+                    raise _NotFound
                 exchange.refusal = (ConchError("Method Not Allowed"), 405)
                 return 0
             if endpoint.api in self._restrictions and (missing := self._missing_header(exchange, endpoint.api)):
