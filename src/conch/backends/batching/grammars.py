@@ -157,7 +157,7 @@ class Matcher:
 
     @property
     def state(self) -> Any:
-        """llguidance's state, of which masks are computed."""
+        """llguidance's state, from which masks are computed."""
         return self._matcher
 
     def admits(self, token: int) -> bool:

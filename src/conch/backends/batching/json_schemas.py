@@ -1,4 +1,4 @@
-"""Rewrites JSON schemas so that llguidance compiles them to grammars of which every text is valid.
+"""Rewrites JSON schemas so that llguidance compiles them to grammars that allow only valid texts.
 
 ``rewrite`` returns a schema of draft 2020-12 with the keywords that llguidance implements exactly. Keywords that it
 lacks are expressed by others where possible (``dependentRequired``, ``propertyNames``, ``uniqueItems`` over a few
@@ -55,7 +55,7 @@ _DATE: Final = (
 _TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _LABEL: Final = "[a-z0-9]+(?:-[a-z0-9]+)*"
 _PATH: Final = r"(?:[A-Za-z0-9._~!$&'()*+,;=@/-]|%[0-9A-Fa-f]{2})"
-#: Schemas of the formats that llguidance lacks, or of which it allows invalid texts (2023-02-30).
+#: Schemas of the formats that llguidance lacks or for which it allows invalid texts (2023-02-30).
 _FORMATS: Final[Mapping[str, Any]] = {
     "date": {"pattern": f"^{_DATE}$"},
     "time": {"pattern": f"^{_TIME}$"},
@@ -67,7 +67,7 @@ _FORMATS: Final[Mapping[str, Any]] = {
     "relative-json-pointer": {"pattern": "^[1-9]{0,3}[0-9](?:#|(?:/(?:[^~/]|~[01])*)*)$"},
     "uri-template": {"pattern": f"^(?:{_PATH}|\\{{[A-Za-z][A-Za-z0-9_]*\\}})*$"},
 }
-#: Formats of which only the ASCII texts are written.
+#: Formats for which only ASCII texts are written.
 _SAME_FORMATS: Final = {
     "idn-email": "email",
     "iri": "uri",
@@ -226,7 +226,7 @@ class _Rewriter:
         return f"#/$defs/{self._numbers[local]}"
 
     def _local(self, reference: str) -> str:
-        """Return a reference within the document, of which ``_targets`` has the target."""
+        """Return a reference within the document, whose target is in ``_targets``."""
         local = reference.removeprefix(self._id) if self._id else reference
         if local and not local.startswith("#"):
             raise invalid(f"keyword '$ref' to another document, '{reference[:80]}', is not supported")
@@ -337,12 +337,12 @@ class _Rewriter:
             del result["items"]  # which the arrays fit
 
     def _is_any_text(self, node: Any) -> bool:
-        """Whether the values of a schema are texts, each of which can be made longer."""
+        """Whether the values of a schema are texts that can all be made longer."""
         node = self._followed(node)
         limits = {"enum", "const", "maxLength", "pattern", "format", "allOf", "anyOf", "oneOf"}
         return isinstance(node, dict) and node.get("type") in ("string", ["string"]) and not limits & node.keys()
 
-    # Properties of schemas, of which some keywords are ignored: the schemas may allow less, but not more.
+    # Properties of schemas. Some keywords are ignored: the schemas may allow less, but not more.
 
     def _step(self, count: int = 1) -> None:
         self._steps += count
