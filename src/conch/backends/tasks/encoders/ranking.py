@@ -49,17 +49,6 @@ class Continuation(Tokens):
         return len(self.prefix.ids) + len(self.ids)
 
 
-class PairRequest(EncodedRequest):
-    """A request as the token sequences of its pairs, which may have prefixes."""
-
-    @property
-    def token_counts(self) -> list[int]:
-        return [
-            len(sequence.ids) + (len(sequence.prefix.ids) if isinstance(sequence, Continuation) else 0)
-            for sequence in self.sequences
-        ]
-
-
 class Rerank(EncoderTask):
     """Scores the relevance of ``text_pair`` (a document) to ``text_input`` (a query) in each row.
 
@@ -110,7 +99,7 @@ class Rerank(EncoderTask):
         sequences, truncated = self.pairs.encode(queries, documents, prompt, request.parameters)
         if self.shares_prefixes:
             sequences = shared_prefixes(queries, sequences, self.budget)
-        return PairRequest(request, sequences, truncated, function)
+        return EncodedRequest(request, sequences, truncated, function)
 
     def divide(self, sequences: Sequence[Tokens]) -> list[list[int]]:
         """Return the indices of the sequences of each run; those of a run have the same prefix."""
