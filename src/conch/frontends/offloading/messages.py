@@ -29,7 +29,7 @@ from conch.wire.json.infer import JsonOutputPlan, RequestedOutput
 from conch.wire.openai.chat import ChatPlan
 from conch.wire.openai.completions import CompletionPlan
 from conch.wire.openai.reading import ApiError
-from conch.wire.openai.tool_calls import Tools
+from conch.wire.output.tools import Tools
 from conch.wire.regions import Regions
 from conch.wire.retrieval.endpoints import PLANS
 from conch.workers.child.memory import anonymous_file

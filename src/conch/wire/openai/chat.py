@@ -15,7 +15,10 @@ from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan, Token, chat_logprobs
 from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
-from conch.wire.openai.tool_calls import Delta, Parser, Tools, parser_for, read_tools
+from conch.wire.openai.tool_calls import read_tools
+from conch.wire.output.calls import parser_for
+from conch.wire.output.events import ArgumentsDelta, OutputEvent, OutputParser, ReasoningDelta, TextDelta, ToolCallStart
+from conch.wire.output.tools import Tools
 
 _ROLES: Final = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
@@ -171,29 +174,54 @@ def _logprobs(fields: Fields) -> int | None:
     return (top or 0) if enabled else None
 
 
+def _delta(event: OutputEvent) -> dict[str, Any]:
+    """Return the ``delta`` of a chunk for an event."""
+    match event:
+        case TextDelta(text):
+            return {"content": text}
+        case ReasoningDelta(text):
+            return {"reasoning_content": text}
+        case ToolCallStart(index, id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+        case ArgumentsDelta(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
 @dataclass(slots=True)
 class _Message:
-    """The state of a choice: whether sending has ``begun``, or the content and calls to send at the end."""
+    """The state of a choice: whether sending has ``begun``, or the parts to send at the end."""
 
-    parser: Parser | None
+    parser: OutputParser
     begun: bool = False
     content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     called: bool = False
     #: Tokens whose log-probabilities have not been sent yet.
     tokens: list[Token] = field(default_factory=list)
 
-    def deltas(self, piece: ChoiceDelta, end: str) -> list[Delta]:
-        """Return the deltas of a response; text that may begin a tool call is held back."""
+    def events(self, piece: ChoiceDelta, end: str) -> list[OutputEvent]:
+        """Return the events of a response."""
         if piece.logprobs:
             self.tokens += piece.logprobs
-        if self.parser is None:
-            return [{"content": piece.text}] if piece.text else []
-        deltas = self.parser.add(piece.text) if piece.text else []
+        events = self.parser.feed(piece.text) if piece.text else []
         if end:
-            deltas += self.parser.finish()
-        self.called = self.called or any("tool_calls" in delta for delta in deltas)
-        return deltas
+            events += self.parser.finish()
+        self.called = self.called or any(type(event) is ToolCallStart for event in events)
+        return events
+
+    def keep(self, event: OutputEvent) -> None:
+        """Add an event to the message."""
+        match event:
+            case TextDelta(text):
+                self.content.append(text)
+            case ReasoningDelta(text):
+                self.reasoning.append(text)
+            case ToolCallStart(_, id, name):
+                self.calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": ""}})
+            case ArgumentsDelta(index, text):
+                self.calls[index]["function"]["arguments"] += text
 
     def reason(self, end: str) -> str:
         """Return OpenAI's finish reason."""
@@ -201,7 +229,7 @@ class _Message:
 
 
 class ChatResponse(OpenAiResponse):
-    """The response to a chat; a parser extracts tool calls from the text of each choice."""
+    """The response to a chat; a parser divides the text of each choice into content, reasoning and tool calls."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -212,7 +240,7 @@ class ChatResponse(OpenAiResponse):
 
     def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
         message = self._messages[index]
-        deltas = message.deltas(piece, end)
+        deltas = [_delta(event) for event in message.events(piece, end)]
         if not message.begun:
             message.begun = True
             deltas.insert(0, {"role": "assistant", "content": ""})
@@ -230,21 +258,16 @@ class ChatResponse(OpenAiResponse):
 
     def _keep(self, index: int, piece: ChoiceDelta, end: str) -> None:
         message = self._messages[index]
-        for delta in message.deltas(piece, end):
-            if "content" in delta:
-                message.content.append(delta["content"])
-                continue
-            for call in delta["tool_calls"]:
-                if "id" in call:
-                    message.calls.append({key: value for key, value in call.items() if key != "index"})
-                else:
-                    message.calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+        for event in message.events(piece, end):
+            message.keep(event)
 
     def _choice(self, index: int) -> dict[str, Any]:
         message = self._messages[index]
         content = "".join(message.content)
         body: dict[str, Any] = {"role": "assistant", "content": content or (None if message.calls else ""),
                                 "refusal": None}  # fmt: skip
+        if message.reasoning:
+            body["reasoning_content"] = "".join(message.reasoning)
         if message.calls:
             body["tool_calls"] = message.calls
         return {

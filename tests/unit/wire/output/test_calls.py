@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.wire.openai.tool_calls import ArgumentsParser, CallParser, ListParser, Parser, Tools
+from conch.wire.output.calls import ArgumentsParser, CallParser, ListParser
+from conch.wire.output.events import ArgumentsDelta, OutputParser, TextDelta, ToolCallStart
+from conch.wire.output.tools import Tools
 
 NAMES = frozenset({"weather", "time.now"})
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"place": "Bonn"}}\n</tool_call>'
@@ -21,17 +23,19 @@ def auto(*, single: bool = False) -> CallParser:
     return CallParser(Tools(b"", "auto", names=NAMES, single=single))
 
 
-def read(parser: Parser, *pieces: str) -> tuple[str, list[tuple[str, Any]]]:
-    """The content and the calls that all deltas add up to."""
-    deltas = [delta for piece in pieces for delta in parser.add(piece)] + parser.finish()
-    content, calls = "", {}
-    for delta in deltas:
-        content += delta.get("content", "")
-        for call in delta.get("tool_calls", ()):
-            name, arguments = calls.get(call["index"], ("", ""))
-            function = call["function"]
-            calls[call["index"]] = (name + function.get("name", ""), arguments + function["arguments"])
-    return content, [(name, json.loads(arguments)) for name, arguments in calls.values()]
+def read(parser: OutputParser, *pieces: str) -> tuple[str, list[tuple[str, Any]]]:
+    """The content and the calls that all events add up to."""
+    content, calls = "", []
+    for event in [event for piece in pieces for event in parser.feed(piece)] + parser.finish():
+        match event:
+            case TextDelta(text):
+                content += text
+            case ToolCallStart(index, _, name):
+                assert index == len(calls)
+                calls.append([name, ""])
+            case ArgumentsDelta(index, text):
+                calls[index][1] += text
+    return content, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 @pytest.mark.parametrize(
@@ -101,12 +105,12 @@ def test_no_text_is_lost_or_fails(pieces: list[str]) -> None:
 
 def test_text_is_passed_on_before_its_end() -> None:
     parser = auto()
-    assert parser.add("Hello") == [{"content": "Hello"}]
-    assert parser.add(" <") == []
-    assert parser.add(" you") == [{"content": " < you"}]
-    assert parser.add("<tool_call>") == []
-    (delta,) = parser.add('{"name": "weather"}</tool_call>')
-    assert delta["tool_calls"][0]["function"] == {"name": "weather", "arguments": "{}"}
+    assert parser.feed("Hello") == [TextDelta("Hello")]
+    assert parser.feed(" <") == []
+    assert parser.feed(" you") == [TextDelta(" < you")]
+    assert parser.feed("<tool_call>") == []
+    start, arguments = parser.feed('{"name": "weather"}</tool_call>')
+    assert (start.index, start.name, arguments) == (0, "weather", ArgumentsDelta(0, "{}"))
 
 
 def test_only_one_call_where_they_may_not_be_parallel() -> None:
@@ -114,9 +118,9 @@ def test_only_one_call_where_they_may_not_be_parallel() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: ArgumentsParser("weather")])
-def test_arguments_are_passed_on_as_they_come(make: Callable[[], Parser]) -> None:
+def test_arguments_are_passed_on_as_they_come(make: Callable[[], OutputParser]) -> None:
     assert read(make(), '{"place": ', '"Bonn"}') == ("", [BONN])
-    assert len(make().add("{")) == 1
+    assert len(make().feed("{")) == 2
 
 
 def test_list_of_calls() -> None:
