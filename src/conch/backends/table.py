@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from conch.core import text_parameters
 from conch.core.sampling import TEXT_GENERATION
 from conch.core.sampling.parameters import IGNORED, NAMES, REFUSED
 
@@ -75,18 +76,7 @@ BACKENDS: Final[dict[str, Backend]] = {
         shared=True,
         prepares=True,
         on_request=frozenset({"logits", "num_input_tokens", "tokens"}),
-        request_parameters=RequestParameters(
-            frozenset(
-                {
-                    "prompt",
-                    "truncation",
-                    "max_length",
-                    "max_pair_tokens",
-                    "add_special_tokens",
-                    "skip_special_tokens",
-                }
-            )
-        ),
+        request_parameters=RequestParameters(text_parameters.NAMES),
         by_row=True,
     ),
     "vllm": Backend(

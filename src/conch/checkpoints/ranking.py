@@ -15,9 +15,10 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.modules import SETTINGS, Prompts
 from conch.checkpoints.task import CROSS_ENCODER
 from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file
-from conch.checkpoints.tokenizers.inputs import TRUNCATION, InputEncoder
+from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError, invalid, unsupported
+from conch.core.text_parameters import TRUNCATION
 
 _SIGMOID: Final = "torch.nn.Sigmoid"
 _IDENTITY: Final = "torch.nn.Identity"

@@ -19,10 +19,16 @@ import numpy as np
 from conch.backends.base.arrays import Request, Result, Strings
 from conch.backends.tasks.task import PreparedRequest, Task, TaskDescription
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.tokenizers.inputs import REFUSE, TRUNCATION
 from conch.core.errors import invalid, unsupported
 from conch.core.inference import TensorSpec
 from conch.core.tensors import WireTensor, pack_bytes
+from conch.core.text_parameters import (
+    ADD_SPECIAL_TOKENS,
+    MAX_PAIR_TOKENS,
+    REFUSE,
+    SKIP_SPECIAL_TOKENS,
+    TRUNCATION,
+)
 
 TEXT: Final = "text_input"
 TOKEN_IDS: Final = TensorSpec("token_ids", "INT32", (-1,), optional=True)
@@ -30,10 +36,6 @@ TOKENS: Final = TensorSpec("tokens", "BYTES", (1,))
 COUNT: Final = TensorSpec("num_input_tokens", "UINT32", (1,))
 #: The tasks that offer them.
 TASKS: Final = frozenset({"feature-extraction", "text-classification", "text-ranking"})
-#: The request parameter that limits the second text of a pair.
-MAX_PAIR_TOKENS: Final = "max_pair_tokens"
-ADD_SPECIAL: Final = "add_special_tokens"
-SKIP_SPECIAL: Final = "skip_special_tokens"
 _NO_TOKEN: Final = -1
 
 
@@ -108,11 +110,11 @@ class TextPreparation:
         return rows
 
     def _tokenized(self, request: Request, ids: list[list[int]] | None) -> Result:
-        special = bool(request.parameters.get(ADD_SPECIAL, True))
+        special = bool(request.parameters.get(ADD_SPECIAL_TOKENS, True))
         if ids is None:
             rows = [self._tokens(text, special) for text in request.texts(TEXT)]
         else:
-            skip, decode = bool(request.parameters.get(SKIP_SPECIAL, True)), self._task.tokenizer.decode
+            skip, decode = bool(request.parameters.get(SKIP_SPECIAL_TOKENS, True)), self._task.tokenizer.decode
             rows = [{"ids": row, "decoded": decode(row, skip_special_tokens=skip)} for row in ids]
         documents = [json.dumps({**row, "max_length": self._max_length}) for row in rows]
         result = Result({TOKENS.name: Strings((len(documents), 1), documents)})

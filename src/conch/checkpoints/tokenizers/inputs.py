@@ -6,7 +6,7 @@ Used by encoder tasks, on the thread that receives a request, and by ``conch con
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.open import TYPES, open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import Side, TextTokenizer, Tokens, Truncation
 from conch.core.errors import ConchError, invalid
-
-#: Request parameters, and the value of ``truncation`` that refuses long texts.
-TRUNCATION: Final = "truncation"
-MAX_LENGTH: Final = "max_length"
-REFUSE: Final = "refuse"
+from conch.core.text_parameters import MAX_LENGTH, REFUSE, TRUNCATION
 
 
 class InputEncoder:

@@ -13,6 +13,7 @@ import numpy as np
 from conch.core.errors import Code
 from conch.core.inference import ModelSignature
 from conch.core.tensors import WireTensor
+from conch.core.text_parameters import MAX_PAIR_TOKENS
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.retrieval.inputs import (
     TextOptions,
@@ -28,8 +29,6 @@ from conch.wire.retrieval.openai import SIDES, check_dimensions, truncated
 from conch.wire.retrieval.plans import Array, DecodedRequest, Results, RetrievalPlan, document, new_id
 from conch.wire.retrieval.vectors import DTYPES, RELATIVE, SCALED, base64, quantized, shortened
 
-#: Request parameter: the maximum number of tokens of the second text of a pair.
-MAX_PAIR_TOKENS: Final = "max_pair_tokens"
 _SIZES: Final = "output_dimension"
 
 

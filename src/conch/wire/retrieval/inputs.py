@@ -11,6 +11,7 @@ import numpy as np
 
 from conch.core.inference import ModelSignature, ParameterValue
 from conch.core.tensors import WireTensor
+from conch.core.text_parameters import MAX_LENGTH, PROMPT_TEXT, TRUNCATION
 from conch.wire.openai.inputs import text_tensor
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import ApiError, Fields, wrong
@@ -32,12 +33,6 @@ NO_TOKEN: Final = -1
 #: The inputs that choose a prompt: by its name, or for a query or a document.
 PROMPT_NAME: Final = "prompt_name"
 TASK: Final = "task"
-#: Request parameters: the text before each text, the side on which long texts are truncated (or ``REFUSE``), and the
-#: maximum number of tokens.
-PROMPT_TEXT: Final = "prompt"
-TRUNCATION: Final = "truncation"
-REFUSE: Final = "refuse"
-MAX_LENGTH: Final = "max_length"
 
 #: Names of tasks in ``input_type`` and ``task`` of several APIs; models need no prompt for them.
 _TASKS: Final = {

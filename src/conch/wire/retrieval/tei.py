@@ -11,15 +11,14 @@ import orjson
 from conch import __version__
 from conch.core.inference import ModelSignature
 from conch.core.tensors import WireTensor
+from conch.core.text_parameters import REFUSE, TRUNCATION
 from conch.wire.openai.inputs import text_tensor
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.retrieval.cohere import best, pair_inputs
 from conch.wire.retrieval.inputs import (
     MAX_TEXTS,
     PROMPT_NAME,
-    REFUSE,
     TOO_MANY,
-    TRUNCATION,
     TextOptions,
     checked_texts,
     checked_tokens,

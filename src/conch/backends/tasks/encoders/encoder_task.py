@@ -23,12 +23,13 @@ from conch.backends.tasks.classification import FUNCTION, FUNCTIONS, checked_cho
 from conch.backends.tasks.engines import NetworkEngine
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.tokenizers.inputs import REFUSE, TRUNCATION, InputEncoder, open_encoder
+from conch.checkpoints.tokenizers.inputs import InputEncoder, open_encoder
 from conch.checkpoints.tokenizers.open import TYPES, original_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens
 from conch.core.errors import ConchError, cancelled, invalid, one_line
 from conch.core.inference import TensorSpec
 from conch.core.lengths import CPU_TOKENS, GPU_TOKENS, equal_runs, runs
+from conch.core.text_parameters import REFUSE, TRUNCATION
 
 
 class PaddedBatch:

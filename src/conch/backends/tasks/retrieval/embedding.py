@@ -19,13 +19,12 @@ from conch.checkpoints.modules import EmbeddingModel, Module
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError
 from conch.core.inference import TensorSpec
+from conch.core.text_parameters import PROMPT_TEXT
 
 _PROMPT: str = "prompt_name"
 _TASK: str = "task"
 #: Tasks of Cohere's API for which a model may have a prompt or a route; otherwise its texts have no task.
 PURPOSES: Final = ("classification", "clustering")
-#: The request parameter that replaces the prompt.
-PROMPT: str = "prompt"
 
 
 class Embedding(Task):
@@ -77,7 +76,7 @@ class Embedding(Task):
             name = name or (task if task in self.model.prompts.by_name else None)
             task = task if task in self.model.tasks else None
         self.model.path_of(task)  # rejects an unknown task
-        prompt = request.parameters.get(PROMPT)
+        prompt = request.parameters.get(PROMPT_TEXT)
         if type(prompt) is not str:
             prompt = self.model.prompts.text(name, task)
         return self._pipelines[task].prepare(request, texts, prompt, task)
