@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -110,6 +111,22 @@ class RequestsResponder:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """How an endpoint translates a body to requests, and their responses to its own response.
+
+    ``decode``, a function of ``work``, is called with the body, its encoding, the maximum size, a function that returns
+    the signature of a model, and ``arguments``. It returns a plan and the inputs of each request, for which ``respond``
+    creates the responder. ``find`` returns the model for the argument with which ``decode`` calls that function; its
+    errors refuse the exchange.
+    """
+
+    decode: Callable[..., Any]
+    arguments: tuple[str, ...]
+    find: Callable[[Any], Model]
+    respond: Callable[[HttpExchange, Model, Any, list[dict[str, WireTensor]]], RequestsResponder]
+
+
 class ModelRequests:
     """Decodes the bodies of exchanges and starts their requests."""
 
@@ -119,31 +136,11 @@ class ModelRequests:
         self._limit = server.settings.http_max_input_size
         self._tasks = BackgroundTasks(refuse)
 
-    def start(
-        self,
-        exchange: HttpExchange,
-        decode: Callable[..., Any],
-        arguments: tuple[str, ...],
-        find: Callable[[Any], Model],
-        respond: Callable[[HttpExchange, Model, Any, list[dict[str, WireTensor]]], RequestsResponder],
-    ) -> None:
-        """Decode the body of an exchange and start its requests.
+    def start(self, exchange: HttpExchange, translation: Translation) -> None:
+        """Decode the body of an exchange and start its requests."""
+        self._tasks.start(exchange, self._run(exchange, translation), cancel_on_disconnect=True)
 
-        ``decode``, a function of ``work``, is called with the body, its encoding, the maximum size, a function that
-        returns the signature of a model, and ``arguments``. It returns a plan and the inputs of each request, for
-        which ``respond`` creates the responder. ``find`` returns the model for the argument with which ``decode`` calls
-        that function; its errors refuse the exchange.
-        """
-        self._tasks.start(exchange, self._run(exchange, decode, arguments, find, respond), cancel_on_disconnect=True)
-
-    async def _run(
-        self,
-        exchange: HttpExchange,
-        decode: Callable[..., Any],
-        arguments: tuple[str, ...],
-        find: Callable[[Any], Model],
-        respond: Callable[[HttpExchange, Model, Any, list[dict[str, WireTensor]]], RequestsResponder],
-    ) -> None:
+    async def _run(self, exchange: HttpExchange, translation: Translation) -> None:
         """Decode and start the requests; if their model must be loaded first, load it and decode again.
 
         The model stays loaded from the moment its name has been read.
@@ -156,18 +153,20 @@ class ModelRequests:
 
                 def signature_of(name: Any, stack: ExitStack = stack) -> ModelSignature:
                     nonlocal model, again
-                    model = find(name)
+                    model = translation.find(name)
                     stack.enter_context(model.held())
                     again = b""
                     return model.signature
 
-                decoding = self._offloader.run(size, decode, body, encoding, self._limit, signature_of, *arguments)
+                decoding = self._offloader.run(
+                    size, translation.decode, body, encoding, self._limit, signature_of, *translation.arguments
+                )
                 body = b""
                 try:
                     plan, inputs = await decoding
                 except LoadNeeded as needed:
                     await needed.wait()
                 else:
-                    respond(exchange, model, plan, inputs).start(model, self._server.tracing)
+                    translation.respond(exchange, model, plan, inputs).start(model, self._server.tracing)
                     return
             body = again

@@ -14,7 +14,7 @@ from conch.core.errors import Code, ConchError, not_found
 from conch.core.inference import InferResponse
 from conch.core.tensors import WireTensor
 from conch.frontends.http.exchange import JSON, HttpExchange
-from conch.frontends.http.model_requests import ModelRequests, RequestsResponder
+from conch.frontends.http.model_requests import ModelRequests, RequestsResponder, Translation
 from conch.frontends.http.openai_status import STATUS
 from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
 from conch.frontends.offloading import work
@@ -145,7 +145,7 @@ class OpenAi:
         return signature is None or bool(kinds(signature))
 
     def _start(self, exchange: HttpExchange, endpoint: str) -> None:
-        self._requests.start(exchange, work.openai, (endpoint,), self._model, self._responder)
+        self._requests.start(exchange, Translation(work.openai, (endpoint,), self._model, self._responder))
 
     def _responder(
         self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]

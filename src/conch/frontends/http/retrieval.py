@@ -16,7 +16,7 @@ from conch.core.tensors import WireTensor
 from conch.frontends.http import dialects
 from conch.frontends.http.background_tasks import BackgroundTasks
 from conch.frontends.http.exchange import JSON, HttpExchange
-from conch.frontends.http.model_requests import ModelRequests, RequestsResponder
+from conch.frontends.http.model_requests import ModelRequests, RequestsResponder, Translation
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
 from conch.server.core import InferenceServer
@@ -93,9 +93,8 @@ class Retrieval:
         exchange.respond(200, [JSON], info_body(model.signature, model.statistics.runtime_facts))
 
     def _start(self, endpoint: str, exchange: HttpExchange, name: str = "", version: int = -1) -> None:
-        self._requests.start(
-            exchange, work.retrieval, (endpoint, name), partial(self._find, exchange, version), self._responder
-        )
+        find = partial(self._find, exchange, version)
+        self._requests.start(exchange, Translation(work.retrieval, (endpoint, name), find, self._responder))
 
     def _find(self, exchange: HttpExchange, version: int, chosen: Sequence[str]) -> Model:
         """Return the model of a request to one of ``ENDPOINTS``, whose errors the exchange gets from now on.

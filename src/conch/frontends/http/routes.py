@@ -137,7 +137,8 @@ class HttpEndpoint(NamedTuple):
     """A regular expression for paths, and their handlers by method.
 
     ``api`` is the name for restrictions. ``large`` allows bodies up to ``--http-max-input-size``; ``binary`` allows
-    binary tensors after the JSON. ``dialect`` is the form of errors, until the body shows another.
+    binary tensors after the JSON. ``dialect`` is the form of errors, until the body shows another. With other methods,
+    a ``hidden`` path is not found.
     """
 
     pattern: str
@@ -147,6 +148,7 @@ class HttpEndpoint(NamedTuple):
     large: bool = False
     binary: bool = False
     dialect: Dialect = KSERVE
+    hidden: bool = False
 
 
 #: Maximum number of remembered paths, and their maximum length (bytes).
@@ -202,12 +204,11 @@ class Router:
         try:
             route = self._known.get(exchange.path) or self._find(exchange.path)
             endpoint = route.endpoint
-            exchange.dialect = endpoint.dialect
             handler = endpoint.handlers.get(exchange.method)
+            if handler is None and endpoint.hidden:
+                raise _NotFound
+            exchange.dialect = endpoint.dialect
             if handler is None:
-                if exchange.path == b"/":  # as in Triton, which has no such path
-                    exchange.dialect = None
-                    raise _NotFound
                 exchange.refusal = (ConchError("Method Not Allowed"), 405)
                 return 0
             if endpoint.api in self._restrictions and (missing := self._missing_header(exchange, endpoint.api)):
@@ -405,7 +406,9 @@ def _retrieval_table(server: InferenceServer, offloader: Offloader) -> Iterator[
     paths = {**_RETRIEVAL, **{rf"{_MODEL}/{name}": f"tei_{name}" for name in _BELOW_MODELS}}
     for path, endpoint in paths.items():
         dialect = DIALECTS[ENDPOINTS[endpoint].api]
-        yield HttpEndpoint(path, "inference", {b"POST": retrieval.handler(endpoint)}, large=True, dialect=dialect)
+        handlers = {b"POST": retrieval.handler(endpoint)}
+        hidden = path == "/"  # Triton has no such path
+        yield HttpEndpoint(path, "inference", handlers, large=True, dialect=dialect, hidden=hidden)
     yield HttpEndpoint(rf"(?:{_MODEL})?/info", "metadata", {b"GET": retrieval.info}, dialect=TEI)
     yield HttpEndpoint(r"/health", "health", {b"GET": retrieval.health}, dialect=TEI)
 
