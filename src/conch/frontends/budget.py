@@ -28,9 +28,9 @@ SMALL: Final = 16 << 10
 #: How long waiting bodies may make no progress before the youngest are refused (s).
 STALL_TIMEOUT: Final = 5.0
 #: Bytes assumed for each body that continues, before the next one may continue.
-_TURN: Final = 256 << 10
+_ASSUMED_SIZE: Final = 256 << 10
 #: Interval at which waiting bodies are checked while no bytes are released (s).
-_LOOK_SECONDS: Final = 0.05
+_CHECK_SECONDS: Final = 0.05
 
 
 class BudgetWait:
@@ -61,8 +61,8 @@ class ByteBudget:
         self.timeout = timeout
         self._clock = clock
         self._waiting: list[BudgetWait] = []
-        self._let_go = 0.0  # when a waiting body last continued
-        self._look: asyncio.Handle | None = None
+        self._continued = 0.0  # when a waiting body last continued
+        self._check: asyncio.Handle | None = None
 
     @classmethod
     def of(cls, setting: int) -> ByteBudget:
@@ -83,7 +83,7 @@ class ByteBudget:
         """Return bytes to the budget."""
         self.used -= size
         if self._waiting:
-            self._look_in(0)
+            self._schedule_check(0)
 
     def wait(self, since: float, on_room: Callable[[], None], on_refused: Callable[[ConchError], None]) -> BudgetWait:
         """Wait for budget on behalf of a body that began to arrive at ``since`` (s, monotonic).
@@ -93,8 +93,8 @@ class ByteBudget:
         """
         waiting = BudgetWait(since, self._clock(), on_room, on_refused)
         insort(self._waiting, waiting, key=lambda reservation: reservation.since)
-        if self._look is None:
-            self._look_in(_LOOK_SECONDS)
+        if self._check is None:
+            self._schedule_check(_CHECK_SECONDS)
         return waiting
 
     def cancel(self, waiting: BudgetWait) -> None:
@@ -117,25 +117,23 @@ class ByteBudget:
         yield MAX_BYTES_IN_FLIGHT, [MetricSample("", self.size)]
         yield REFUSED_FOR_BYTES, [MetricSample("", self.refused)]
 
-    def _look_in(self, seconds: float) -> None:
-        if self._look is not None:
-            self._look.cancel()
+    def _schedule_check(self, seconds: float) -> None:
+        if self._check is not None:
+            self._check.cancel()
         loop = asyncio.get_running_loop()
-        self._look = (
-            loop.call_later(seconds, self._look_at_waiting) if seconds else loop.call_soon(self._look_at_waiting)
-        )
+        self._check = loop.call_later(seconds, self._check_waiting) if seconds else loop.call_soon(self._check_waiting)
 
-    def _look_at_waiting(self) -> None:
+    def _check_waiting(self) -> None:
         """Let the oldest bodies continue while there is budget; refuse the youngest if progress has stalled."""
-        self._look = None
+        self._check = None
         now = self._clock()
         waiting = self._waiting
         room = self.size - self.used
         while waiting and room > 0:
-            self._let_go = now
+            self._continued = now
             waiting.pop(0).on_room()
-            room = min(room - _TURN, self.size - self.used)
-        while waiting and self.used >= self.size and now - max(self._let_go, waiting[0].began) >= self.timeout:
+            room = min(room - _ASSUMED_SIZE, self.size - self.used)
+        while waiting and self.used >= self.size and now - max(self._continued, waiting[0].began) >= self.timeout:
             waiting.pop().on_refused(self.refusal())
-        if waiting and self._look is None:
-            self._look_in(_LOOK_SECONDS)
+        if waiting and self._check is None:
+            self._schedule_check(_CHECK_SECONDS)

@@ -47,12 +47,12 @@ def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
     return frozenset(next(flags, "").split())
 
 
-def divided(threads: int, instances: int) -> int:
+def threads_per_instance(threads: int, instances: int) -> int:
     """Return the size of each instance's own thread pool if ``instances`` share ``threads``."""
     return max(1, threads // max(1, instances))
 
 
-def pooled(threads: int, instances: int) -> int:
+def shared_pool_threads(threads: int, instances: int) -> int:
     """Return the size of one pool that all instances share and whose callers compute too.
 
     The ``instances`` callers and the pool's ``size - 1`` own threads add up to ``threads``.
@@ -66,7 +66,7 @@ def openmp(cores: int, instances: int) -> dict[str, str]:
     Must be set before a library that uses OpenMP is imported. An existing value in the environment takes precedence.
     """
     name = "OMP_NUM_THREADS"
-    return {name: os.environ.get(name) or str(divided(cores, instances))}
+    return {name: os.environ.get(name) or str(threads_per_instance(cores, instances))}
 
 
 def _v2(group: Path) -> float | None:

@@ -51,16 +51,16 @@ class HeapTrimmer:
         self._minimum = self._left = resident()
         self._rested = 0
         self._before = computed()
-        self._timer = self._loop.call_later(PERIOD, self._look)
+        self._timer = self._loop.call_later(PERIOD, self._check)
         self._trimming: asyncio.Future[object] | None = None
 
     def close(self) -> None:
         """Stop the checks."""
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         before, self._before = self._before, self._computed()
-        self._timer = self._loop.call_later(PERIOD, self._look)
+        self._timer = self._loop.call_later(PERIOD, self._check)
         resident = self._resident()
         self._minimum = min(resident, self._minimum)
         busy = self._before - before > _REST * PERIOD

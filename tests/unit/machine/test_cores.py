@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.machine.facts import cpu_flags, divided, pooled, usable_cores
+from conch.machine.facts import cpu_flags, shared_pool_threads, threads_per_instance, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -73,12 +73,12 @@ def test_version_1_without_a_quota_does_not_limit(tmp_path: Path) -> None:
 def test_callers_and_the_threads_of_a_common_pool_make_the_cores() -> None:
     for cores in (1, 2, 8):
         for instances in range(1, cores + 1):
-            assert instances + pooled(cores, instances) - 1 == cores
-    assert pooled(2, 5) == 1
+            assert instances + shared_pool_threads(cores, instances) - 1 == cores
+    assert shared_pool_threads(2, 5) == 1
 
 
 def test_pools_of_their_own_divide_the_cores() -> None:
-    assert [divided(8, instances) for instances in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
+    assert [threads_per_instance(8, instances) for instances in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["flags\t\t", "Features\t"])

@@ -23,7 +23,7 @@ from conch.backends.graphs.signature import GraphTensor, integer_of
 from conch.config.parameters import Parameter, ParameterTable, parameter_texts
 from conch.core.errors import ConchError, internal, invalid, unavailable, unsupported
 from conch.machine import extras
-from conch.machine.facts import pooled, usable_cores
+from conch.machine.facts import shared_pool_threads, usable_cores
 
 CPU: Final = "CPUExecutionProvider"
 CUDA: Final = "CUDAExecutionProvider"
@@ -287,7 +287,7 @@ def session_settings(
     if mode not in (0, 1):
         raise invalid(f"parameter 'execution_mode' is {mode}; it must be 0 (sequential) or 1 (parallel)")
     return SessionSettings(
-        threads=threads or pooled(cores, instances),
+        threads=threads or shared_pool_threads(cores, instances),
         inter_op_threads=inter_op,
         parallel=mode == 1,
         graph=_GRAPH_LEVELS[level],

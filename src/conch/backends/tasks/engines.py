@@ -29,7 +29,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import Code, ConchError, internal, invalid, one_line, unsupported
 from conch.core.lengths import on_grid
 from conch.machine import extras
-from conch.machine.facts import divided, pooled, usable_cores
+from conch.machine.facts import shared_pool_threads, threads_per_instance, usable_cores
 
 
 class NetworkEngine(ABC):
@@ -162,7 +162,7 @@ class OnnxRuntimeEngine(GraphEngine):
         device_id: int = 0,
         tensorrt: bool = False,
     ) -> None:
-        size = pooled(threads or usable_cores(), instances)
+        size = shared_pool_threads(threads or usable_cores(), instances)
         providers = [(CPU, {})] if device == "cpu" else _on_gpu(device_id, precision if tensorrt else "")
         super().__init__(Session(path, SessionSettings(threads=size, providers=providers)), precision, device)
 
@@ -287,7 +287,7 @@ class TorchEngine(NetworkEngine):
             self._vocabulary = VocabularyPooling(self._network, *splade)
             self.outputs = (POOLED,)
         self._floats = self._network.dtype
-        self._threads = divided(threads or usable_cores(), instances)
+        self._threads = threads_per_instance(threads or usable_cores(), instances)
         self._thread = threading.local()
 
     def require_tensors(self, arrays: Mapping[str, Array]) -> None:

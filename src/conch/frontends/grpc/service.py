@@ -89,7 +89,7 @@ class HealthWatchers:
         """Notify a call of changes from now on."""
         self._calls.add(call)
         if self._timer is None:
-            self._timer = self._loop.call_later(_PERIOD, self._look)
+            self._timer = self._loop.call_later(_PERIOD, self._check)
 
     def remove(self, call: WatchCall) -> None:
         """Remove a call that has ended."""
@@ -98,8 +98,8 @@ class HealthWatchers:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
-        self._timer = self._loop.call_later(_PERIOD, self._look)
+    def _check(self) -> None:
+        self._timer = self._loop.call_later(_PERIOD, self._check)
         exiting, status = self._server.exiting, self.status
         for call in list(self._calls):
             if call.service in SERVICES:

@@ -20,7 +20,7 @@ from google.protobuf import json_format
 from conch.backends.table import BACKENDS, Backend, backend_of
 from conch.config.schema import ModelConfig
 from conch.core.errors import invalid
-from conch.machine.facts import pooled
+from conch.machine.facts import shared_pool_threads
 from conch.measure.analyze.results import DEFAULT, Candidate
 
 
@@ -413,7 +413,7 @@ def _threads(config: Mapping[str, Any], facts: ModelFacts) -> str | None:
         return None
     if not (text.isascii() and text.isdigit()):
         return None
-    return str(int(text) or pooled(facts.threads, _number(groups[0], "count")))
+    return str(int(text) or shared_pool_threads(facts.threads, _number(groups[0], "count")))
 
 
 def _text(config: Mapping[str, Any], parameter: str) -> str:
