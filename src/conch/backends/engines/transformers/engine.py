@@ -1,8 +1,8 @@
 """In-flight batching for models of transformers: requests join and leave the batch at every step.
 
-A step decodes one token for every running row, then prefills at most one chunk of prompts. ``cache_tokens`` limits the
-tokens of rows, excluding the padding of batches (``batch.py``). Before each step, cached prefixes are reduced to the
-rest of that limit.
+A step decodes one token for every running row, then prefills at most one chunk of prompts, which ``step_budget.py``
+limits. ``cache_tokens`` limits the tokens of rows, excluding the padding of batches (``batch.py``). Before each step,
+cached prefixes are reduced to the rest of that limit.
 
 The same code runs on the CPU and on a GPU. transformers' own continuous batching has paged attention, but no beam
 search, per-request seeds and penalties, or structured output, and its results are not exact for every architecture.
@@ -13,9 +13,10 @@ from __future__ import annotations
 import gc
 import logging
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -24,6 +25,7 @@ import transformers
 from conch.backends.base.verification import SLOW_STEP, VERIFIED_TOKENS, require_greedy_likeness
 from conch.backends.batching.grammars import Matcher, grammar_compiler
 from conch.backends.batching.sampler import BeamSearch, accept, generator, sample, sample_beams
+from conch.backends.batching.step_budget import StepBudget
 from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
 from conch.backends.engines.transformers.cache import BLOCK, Prefixes
 from conch.backends.engines.transformers.network import DecoderNetwork, context, load
@@ -106,7 +108,8 @@ class TransformersEngine(GenerationEngine):
 
     name = "transformers"
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, *, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
         self._threads = 0
         self._use_threads(spec.threads or usable_cores())
         self._network = load(spec)
@@ -125,7 +128,7 @@ class TransformersEngine(GenerationEngine):
         elif find_spec("llguidance") is None:
             self.lacking = STRUCTURED_OUTPUTS
         self._eos_ids = frozenset(spec.eos_ids)
-        self._chunk = spec.max_batched_tokens or (256 if spec.device == "cpu" else 2048)
+        self._budget = StepBudget(spec.max_batched_tokens or (256 if spec.device == "cpu" else 2048))
         support = probe_batch_support(self._network, self.context)
         #: Whether rows of different lengths share a batch; otherwise each row has its own cache.
         self.padded = support.padding
@@ -181,9 +184,15 @@ class TransformersEngine(GenerationEngine):
         with torch.inference_mode():
             self._make_room()
             progress: list[Progress] = []
+            before = self._clock()
+            rows = sum(row.width for batch in self._batches for row in batch.members)
             for batch in list(self._batches):
                 progress += self._advance(batch, batch.step())
-            progress += self._read()
+            tokens = self._read(self._budget.tokens(rows), progress)
+            if self._reading is not None:
+                self._network.synchronize()
+            if rows or tokens:
+                self._budget.measure(rows, tokens, self._clock() - before)
             self._join()
         return progress
 
@@ -270,29 +279,31 @@ class TransformersEngine(GenerationEngine):
         if not batch.members:
             self._batches.remove(batch)
 
-    def _read(self) -> list[Progress]:
-        """Prefill at most one chunk of waiting prompts."""
-        progress: list[Progress] = []
-        left = self._chunk
+    def _read(self, limit: int, progress: list[Progress]) -> int:
+        """Prefill at most one chunk of waiting prompts, of ``limit`` columns; returns the number of columns."""
+        left = limit
         while left > 0:
-            reading = self._reading or self._start(left)
+            reading = self._reading or self._start(left, limit)
             if reading is None:
                 break
             spent = reading.columns * len(reading.batch.members)
             logits = reading.advance(left)
-            left -= spent
             if logits is None:
                 self._reading = reading
-                break
+                return limit
+            left -= spent
             self._reading = None
             self._batches.append(reading.batch)
             for row in reading.batch.members:
                 self._keep(reading.batch, row)
             progress += self._advance(reading.batch, logits)
-        return progress
+        return limit - left
 
-    def _start(self, columns: int) -> Reading | None:
-        """Move the first waiting row into a new batch, with further rows as long as their prompts fit ``columns``."""
+    def _start(self, columns: int, limit: int) -> Reading | None:
+        """Move the first waiting row into a new batch, with further rows as long as their prompts fit ``columns``.
+
+        ``limit`` are the columns of this step.
+        """
         started: list[BatchRow] = []
         known: list[Any] = []
         width = sum(row.width for row in self._rows.values() if row.batch is not None)
@@ -311,7 +322,7 @@ class TransformersEngine(GenerationEngine):
                     break
                 if longest * (len(started) + 1) > columns:
                     break
-            elif columns < min(longest, self._chunk // 2):
+            elif columns < min(longest, limit // 2):
                 # The rest of this step's chunk is too small for a run of its own.
                 break
             if self._prefixes is not None:

@@ -52,6 +52,11 @@ class DecoderNetwork:
             self.model.disable_adapters()
         self._adapter = adapter
 
+    def synchronize(self) -> None:
+        """Wait for the runs of a GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def run(self, ids: Tensor, cache: PaddedCache) -> Tensor:
         """Read ``ids`` ``[rows, new]`` into a cache; returns the last FP32 logits, ``[rows, vocabulary]``."""
         new = ids.shape[1]
