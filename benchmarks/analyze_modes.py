@@ -26,9 +26,8 @@ from conch.cli.demo.command import build, require_packages
 from conch.measure.analyze.options.models import ModelSettings
 from conch.measure.analyze.options.settings import AnalyzeSettings, SearchMode
 from conch.measure.analyze.profiling.measurement import at_load, plan_of
-from conch.measure.analyze.profiling.profile import Profile
+from conch.measure.analyze.profiling.profile import Profile, SearchOutcome
 from conch.measure.analyze.profiling.progress import SearchProgress
-from conch.measure.analyze.profiling.search_run import SearchOutcome
 from conch.measure.analyze.results import CandidateResult, Point
 from conch.measure.analyze.search.strategies.strategy import Trial
 from conch.measure.analyze.servers.base import Overrides

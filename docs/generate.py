@@ -16,7 +16,7 @@ DOCS: Final = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belong to the tests
 
 from conch.deploy.ray.options import RayCommandOptions  # noqa: E402
-from conch.measure.analyze.options import unsupported  # noqa: E402
+from conch.measure.analyze.options import reading  # noqa: E402
 from conch.measure.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
 from conch.measure.perf.options import PerfOptions  # noqa: E402
 from conch.measure.reports.report import Table  # noqa: E402
@@ -136,8 +136,8 @@ def _some(cases: list[str]) -> str:
 
 _TABLES: Final[dict[str, Callable[[], str]]] = {
     "analyze options": _analyze_options,
-    "analyze without effect": _analyze_unsupported(unsupported.NO_EFFECT),
-    "analyze refused": _analyze_unsupported(unsupported.REFUSED),
+    "analyze without effect": _analyze_unsupported(reading.NO_EFFECT),
+    "analyze refused": _analyze_unsupported(reading.REFUSED),
     "perf options": _options_of(PerfOptions),
     "ray options": _options_of(RayCommandOptions),
     "flags": _flags,

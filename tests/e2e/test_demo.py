@@ -26,8 +26,7 @@ from tritonclient.utils import InferenceServerException
 from conch.cli import main
 from conch.cli.demo import command as build
 from conch.cli.demo import command as questions
-from conch.cli.demo.client import DemoClient
-from conch.cli.demo.command import LoadProgress
+from conch.cli.demo.command import DemoClient, LoadProgress
 from conch.core.errors import ConchError
 from conch.machine import extras
 from tests.events import eventually

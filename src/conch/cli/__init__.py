@@ -37,7 +37,7 @@ COMMANDS: Final = {
         "Write the body of a request to a file, for curl.",
     ),
     "doctor": (
-        "conch.cli.doctor.command",
+        "conch.cli.doctor",
         "doctor_command",
         "Show this machine's hardware and packages, with advice on performance.",
     ),

@@ -38,7 +38,7 @@ def files(context: click.Context, parameter: click.Parameter, typed: str) -> lis
 
 def checkpoints(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Complete models in the Hub's cache, and the shell's files and directories."""
-    from conch.cli.doctor.examine import cached_models
+    from conch.cli.doctor import cached_models
 
     return [*_begin(cached_models(), typed), CompletionItem(typed, type="file")]
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from conch.cli.many import ManyValues
-from conch.cli.options import command_of
+from conch.cli.options import ManyValues, command_of
 from conch.convert.options import ConversionOptions, ConvertOptions
 from conch.options.declaration import options_of
 

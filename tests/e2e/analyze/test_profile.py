@@ -14,9 +14,8 @@ from conch.measure.analyze.journal import FILENAME
 from conch.measure.analyze.judging.goals import Constraint
 from conch.measure.analyze.options.models import ModelSettings
 from conch.measure.analyze.options.settings import AnalyzeSettings
-from conch.measure.analyze.profiling.profile import Profile
+from conch.measure.analyze.profiling.profile import Profile, SearchOutcome
 from conch.measure.analyze.profiling.progress import SearchProgress
-from conch.measure.analyze.profiling.search_run import SearchOutcome
 from conch.measure.analyze.results import Point
 from conch.measure.analyze.search.strategies.strategy import Trial
 from conch.measure.analyze.servers.base import ServerLost

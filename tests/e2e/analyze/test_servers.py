@@ -17,7 +17,7 @@ from conch.measure.analyze.servers.base import ControlClient, ServerGone
 from conch.measure.analyze.servers.local import LocalServer
 from conch.measure.analyze.servers.remote import RemoteServer
 from conch.measure.perf.senders.channels.connecting import Address
-from conch.measure.perf.server.processes import find_server
+from conch.measure.perf.server.resources import find_server
 from conch.repository.scan import ModelRepository
 from tests.e2e.analyze import models
 from tests.oracle import OracleUnavailable, install

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.cli.many import spread
+from conch.cli.options import spread
 
 FLAGS = {"--seq-len", "--backend"}
 

@@ -9,8 +9,7 @@ import click
 import pytest
 
 from conch.cli import main
-from conch.cli.perf import REFUSED, perf_command
-from conch.cli.perf_against import Against
+from conch.cli.perf import REFUSED, Against, perf_command
 from conch.cli.perf_plan import plan_of
 from conch.core.errors import ConchError
 from conch.measure.perf.options import PerfOptions

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conch.repository.changes import Changes, Watch
 from conch.repository.fingerprint import Fingerprint, take_external, take_fingerprint
 from conch.repository.scan import ModelRepository
+from conch.server.models.polling import Changes, Watch
 
 
 @pytest.fixture

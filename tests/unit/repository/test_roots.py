@@ -12,13 +12,13 @@ import pytest
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError
 from conch.repository import roots
-from conch.repository.changes import Changes, Watch
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.model_files import ModelFiles
 from conch.repository.roots import cache_directory, parse_location
 from conch.repository.scan import ModelRepository
 from conch.repository.stores.root import StoreRoot
 from conch.repository.stores.urls import StoreUrl, parse_url
+from conch.server.models.polling import Changes, Watch
 from tests.unit.repository.stores.fake_store import CONFIG, URL, FakeStore, two_versions
 
 

@@ -2,7 +2,7 @@
 
 from conch.config.pbtxt import parse
 from conch.core.inference import InferRequest
-from conch.server.caching.entries import CachedResponse
+from conch.server.caching.cache import CachedResponse
 from conch.server.caching.local import LocalCache
 from conch.server.execution.caching import CacheLookup
 from conch.server.model import Model

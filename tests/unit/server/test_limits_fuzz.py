@@ -20,7 +20,7 @@ from conch.core.errors import ConchError
 from conch.core.inference import InferRequest, ModelSignature
 from conch.core.tensors import WireTensor
 from conch.options.triton_values import Resource
-from conch.server.caching.entries import CachedResponse
+from conch.server.caching.cache import CachedResponse
 from conch.server.caching.local import LocalCache, LocalScope
 from conch.server.execution import dispatch, worker
 from conch.server.execution.caching import CacheLookup

@@ -6,6 +6,7 @@ models' responses are checked.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -21,14 +22,44 @@ from typing import Final, NoReturn
 import click
 from rich.console import Console
 
-from conch.cli.demo.client import TIMEOUT, DemoClient
-from conch.core.errors import internal, unavailable
+from conch.client.client import Client
+from conch.core.errors import ConchError, internal, unavailable
 from conch.machine import extras
 from conch.machine.guarded_server import GuardedServer
 from conch.machine.ports import holder, is_free
 from conch.measure.reports import terminal
 from conch.measure.reports.report import Column, Row, Table
 from conch.measure.reports.terminal import show
+
+#: The timeout of a call (s).
+TIMEOUT: Final = 120.0
+
+
+class DemoClient(Client):
+    """A client of the demo's models."""
+
+    def loaded(self) -> set[str]:
+        """Return the names of the models that are ready; empty while the server does not respond."""
+        try:
+            return {entry["name"] for entry in self.models(timeout=TIMEOUT) if entry.get("state") == "READY"}
+        except ConchError:
+            return set()
+
+    def embed(self, model: str, texts: list[str]) -> list[list[float]]:
+        """Return the vectors of all texts, from one request."""
+        result = self.infer(model, {"text_input": [[text] for text in texts]}, timeout=TIMEOUT)
+        [vectors] = result.outputs.values()
+        rows: list[list[float]] = vectors.tolist()
+        return rows
+
+    def chat(self, model: str, question: str, max_tokens: int) -> Iterator[str]:
+        """Yield the parts of the completion as they arrive."""
+        messages = json.dumps([{"role": "user", "content": question}])
+        inputs = {"messages": messages, "max_tokens": max_tokens}
+        with self.generate_stream(model, inputs, timeout=TIMEOUT) as stream:
+            for result in stream:
+                yield result.text
+
 
 TEMPLATES: Final = Path(__file__).with_name("repository")
 

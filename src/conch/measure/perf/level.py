@@ -25,8 +25,7 @@ from conch.measure.perf.figures import WINDOWS, Stability, WindowFigures, figure
 from conch.measure.perf.measured import MachineFigures
 from conch.measure.perf.plan import PerfPlan
 from conch.measure.perf.senders.records import Collected, Recording, Span
-from conch.measure.perf.server.processes import ServerProcesses
-from conch.measure.perf.server.resources import ResourceFigures
+from conch.measure.perf.server.resources import ResourceFigures, ServerProcesses
 
 #: Maximum age of the server's memory figure (s).
 _MEMORY_SECONDS: Final = 2.0

@@ -30,8 +30,15 @@ from conch.measure.perf.senders.limit import SenderLimit
 from conch.measure.perf.senders.records import join_events
 from conch.measure.perf.senders.schedule import Constant, Intervals, Poisson, Schedule
 from conch.measure.perf.server.api import ServerApi
-from conch.measure.perf.server.processes import ServerProcesses, find_server
-from conch.measure.perf.server.resources import GpuReader, GpuSampler, MetricFigures, MetricsSampler, ResourceFigures
+from conch.measure.perf.server.resources import (
+    GpuReader,
+    GpuSampler,
+    MetricFigures,
+    MetricsSampler,
+    ResourceFigures,
+    ServerProcesses,
+    find_server,
+)
 from conch.measure.perf.server.statistics import added, differences
 from conch.measure.perf.traffic import traffic_of
 

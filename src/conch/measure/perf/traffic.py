@@ -28,8 +28,8 @@ from conch.measure.perf.requests.encoding import (
 )
 from conch.measure.perf.requests.payload import Payload, SequencePlan
 from conch.measure.perf.requests.shared_memory import MemoryLayout
-from conch.measure.perf.senders.channels.events import read_generate, read_openai
-from conch.measure.perf.senders.channels.rpc import Rpc
+from conch.measure.perf.senders.channels.grpc import Rpc
+from conch.measure.perf.senders.channels.http import read_generate, read_openai
 from conch.measure.perf.senders.generator import Traffic
 from conch.wire.json.outgoing import output_data, read_response
 

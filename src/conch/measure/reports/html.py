@@ -17,6 +17,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from conch.machine.extras import load
+from conch.measure.reports.charts import chart_config
 from conch.measure.reports.report import (
     Block,
     Bullets,
@@ -31,7 +32,6 @@ from conch.measure.reports.report import (
     Table,
     Tiles,
 )  # fmt: skip
-from conch.measure.reports.theme import chart_config
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final
 
-from conch.server.caching.entries import CachedResponse
+from conch.server.caching.cache import CachedResponse
 from conch.telemetry.exposition import Family, Metric, MetricSample
 
 LOG = logging.getLogger("conch")

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from conch.core.errors import invalid, one_line
 from conch.machine import extras
-from conch.server.caching.entries import CachedResponse, packed, unpacked
+from conch.server.caching.cache import CachedResponse, packed, unpacked
 from conch.telemetry.exposition import Family
 
 #: Delays after consecutive failed attempts (s); the last delay repeats.

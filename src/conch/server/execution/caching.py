@@ -15,9 +15,7 @@ from typing import Any, Final, cast
 from conch.core.errors import ConchError, cancelled
 from conch.core.inference import InferRequest, InferResponse
 from conch.machine.threads import compute
-from conch.server.caching.cache import CacheScope
-from conch.server.caching.entries import CachedResponse, kept
-from conch.server.caching.keys import input_bytes, request_key
+from conch.server.caching.cache import CachedResponse, CacheScope, input_bytes, kept, request_key
 from conch.server.caching.local import LocalScope
 from conch.server.execution.executor import Executor
 from conch.telemetry.statistics import ModelStatistics

@@ -1,7 +1,8 @@
 """Loads a model version: completes its configuration, starts its workers and creates its executor.
 
 Called by ``ModelLoader`` (``model_loader.py``), on the event loop. A load that fails ends all workers that it has
-started.
+started. Responses of an ensemble depend on the models of its steps: when one is reloaded, the ensemble gets a new scope
+in the response cache.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns, time_ns
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from conch.backends.table import BACKENDS, backend_of
 from conch.config.complete import complete_ensemble
@@ -30,12 +31,21 @@ from conch.config.validate import (
     validate_load,
     validate_written,
 )
+from conch.core.errors import ConchError
 from conch.options.settings import Settings, by_scope
 from conch.repository.backends import BackendDirectories
-from conch.repository.fingerprint import NO_IDENTITY, ExternalFiles, Identity, take_external
+from conch.repository.fingerprint import (
+    NO_IDENTITY,
+    Dependency,
+    ExternalFiles,
+    Identity,
+    identity_of,
+    joint_identity,
+    take_external,
+)
 from conch.repository.model_files import ModelFiles
 from conch.repository.names import qualified
-from conch.server.caching.cache import ResponseCache
+from conch.server.caching.cache import CacheScope, NoEntries, ResponseCache
 from conch.server.concurrency import gather_all
 from conch.server.execution.caching import CacheLookup
 from conch.server.execution.dispatch import Dispatcher
@@ -54,7 +64,6 @@ from conch.server.execution.starting import (
 )
 from conch.server.execution.worker import SupervisedWorker
 from conch.server.model import Model, dependencies_of
-from conch.server.models.cache_scopes import EnsembleCacheScope, entries_of, version_identity
 from conch.server.models.states import ModelTable
 from conch.server.schedulers.rate_limiter import InstanceRateLimiter
 from conch.server.schedulers.sequences.inputs import StateTensor
@@ -371,3 +380,77 @@ def _inherited_labels(steps: list[Step], step_models: Mapping[str, Model]) -> di
         for output, tensor in step.outputs.items()
         if (labels := step_models[step.model].labels(output)) is not None
     }
+
+
+#: Names of the runtime facts that responses depend on.
+_DECISIVE: Final = frozenset({"engine", "precision", "variant", "by_shape", "providers"})
+
+
+class EnsembleCacheScope:
+    """Returns the current cache scope of a version; ``make`` creates it for the models that ``sources`` returns.
+
+    When a model of a step is replaced, the scope ends: responses that used the old model are not cached, however late
+    they are.
+    """
+
+    def __init__(self, sources: Callable[[], Sequence[Model]], make: Callable[[Sequence[Model]], CacheScope]) -> None:
+        self._sources = sources
+        self._make = make
+        models = sources()
+        self._scope = make(models)
+        self._serials = _serials(models)
+
+    def __call__(self) -> CacheScope:
+        try:
+            models = self._sources()
+        except ConchError:  # a step's model is not loaded; the executor reports it
+            return self._scope
+        serials = _serials(models)
+        if serials != self._serials:
+            self._scope.forget()
+            self._scope, self._serials = self._make(models), serials
+        return self._scope
+
+
+def _serials(models: Sequence[Model]) -> list[int]:
+    return [model.serial for model in models]
+
+
+def entries_of(
+    cache: ResponseCache, key: str, version: int, identity: Identity, sources: Sequence[Model]
+) -> CacheScope:
+    """Return the cache scope of the version with this ``key``, whose responses also depend on ``sources``.
+
+    If the cache outlives the version and the identity is incomplete, logs a warning and returns an empty scope.
+    """
+    joint = joint_identity(identity, ((model.name, model.identity) for model in sources))
+    if not joint.unknown or not cache.lasting:
+        return cache.scope(key, version, joint.digest)
+    LOG.warning(
+        "responses of '%s' version %d are not kept in the shared response cache, as they depend on more than it can "
+        "tell: %s",
+        key, version, joint.unknown,
+    )  # fmt: skip
+    return NoEntries()
+
+
+async def version_identity(
+    files: ModelFiles,
+    version: int,
+    config: ModelConfig,
+    load_time: int,
+    settings: Mapping[str, str],
+    workers: Dispatcher | None,
+) -> Identity:
+    """Compute the identity of a version from ``config`` without its placement and the ``settings`` of its backend.
+
+    ``load_time`` is the start of its load (ns since the epoch), ``workers`` run the loaded version.
+    """
+    facts, dependencies = dict(settings), list[Dependency]()
+    if workers is not None:
+        facts |= {name: fact for name, fact in workers.runtime_facts.items() if name in _DECISIVE}
+        dependencies = [Dependency(*pair) for process in workers.processes for pair in process.dependencies]
+    directories = [files.directory, *([files.backend_directory] if files.backend_directory else [])]
+    return await asyncio.to_thread(
+        identity_of, directories, version, config, began=load_time, facts=facts, dependencies=dependencies
+    )

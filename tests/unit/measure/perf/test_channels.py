@@ -16,10 +16,8 @@ from conch.http2 import frames
 from conch.measure.perf.requests.payload import Payload
 from conch.measure.perf.senders.calls import CallChannel, TimedCall
 from conch.measure.perf.senders.channels.connecting import Address
-from conch.measure.perf.senders.channels.grpc import GrpcChannel
+from conch.measure.perf.senders.channels.grpc import GrpcChannel, Rpc, StreamChannel
 from conch.measure.perf.senders.channels.http import HttpChannel
-from conch.measure.perf.senders.channels.rpc import Rpc
-from conch.measure.perf.senders.channels.stream import StreamChannel
 from conch.measure.perf.senders.records import Outcome
 from tests.fakes.transports import FakeTransport
 

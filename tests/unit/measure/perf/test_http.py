@@ -17,7 +17,7 @@ from conch.measure.perf.measured import Measured
 from conch.measure.perf.plan import Levels, PerfPlan, SequenceOptions
 from conch.measure.perf.run import Measurement
 from conch.measure.perf.senders.channels.connecting import Address
-from conch.measure.perf.senders.channels.events import read_generate
+from conch.measure.perf.senders.channels.http import read_generate
 from conch.measure.perf.senders.records import Outcome
 from tests.unit.measure.perf.known_server import KnownServer, running
 

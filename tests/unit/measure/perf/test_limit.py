@@ -12,8 +12,8 @@ from conch.measure.perf.measured import Measured
 from conch.measure.perf.requests.encoding import MODEL_INFER, http_post
 from conch.measure.perf.requests.payload import Payload
 from conch.measure.perf.senders.channels.connecting import Address
-from conch.measure.perf.senders.channels.events import read_generate
-from conch.measure.perf.senders.channels.rpc import Rpc
+from conch.measure.perf.senders.channels.grpc import Rpc
+from conch.measure.perf.senders.channels.http import read_generate
 from conch.measure.perf.senders.generator import Generators, Traffic
 from conch.measure.perf.senders.limit import NullServer, SenderLimit
 from conch.measure.perf.senders.records import RECORD

@@ -17,8 +17,7 @@ import pytest
 from conch.core.errors import ConchError
 from conch.measure.perf.level import MachineWatch
 from conch.measure.perf.senders.channels.connecting import Address
-from conch.measure.perf.server.processes import find_server
-from conch.measure.perf.server.resources import GpuReader, GpuSampler, MetricsSampler, Sampler, read_gauges
+from conch.measure.perf.server.resources import GpuReader, GpuSampler, MetricsSampler, Sampler, find_server, read_gauges
 
 METRICS = """# HELP nv_gpu_utilization GPU utilization rate [0.0 - 1.0)
 # TYPE nv_gpu_utilization gauge

@@ -6,7 +6,7 @@ import pytest
 
 from conch.core.inference import InferRequest
 from conch.core.tensors import StoredData, WireTensor
-from conch.server.caching.keys import request_key
+from conch.server.caching.cache import request_key
 
 
 def key(*tensors: tuple[str, str, tuple[int, ...], bytes], **fields: Any) -> bytes:

@@ -5,8 +5,8 @@ import pytest
 from conch.core.errors import ConchError
 from conch.core.tensors import WireTensor
 from conch.options.triton_values import Setting
+from conch.server.caching.cache import CachedResponse, kept
 from conch.server.caching.chosen import make_cache
-from conch.server.caching.entries import CachedResponse, kept
 from conch.server.caching.local import LocalCache
 
 

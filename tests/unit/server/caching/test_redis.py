@@ -11,8 +11,8 @@ import pytest
 from conch.core.errors import ConchError
 from conch.core.tensors import WireTensor, pack_bytes
 from conch.options.triton_values import Setting
+from conch.server.caching.cache import CachedResponse, kept, packed, unpacked
 from conch.server.caching.chosen import make_cache
-from conch.server.caching.entries import CachedResponse, kept, packed, unpacked
 from conch.server.caching.redis import RedisCache
 from tests.oracle.run import free_ports
 from tests.redis_server import RedisServer

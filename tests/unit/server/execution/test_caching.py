@@ -8,8 +8,7 @@ from conch.config.pbtxt import parse
 from conch.core.errors import Code, ConchError, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse, SharedTensors
 from conch.core.tensors import Buffer, WireTensor
-from conch.server.caching.cache import CacheScope
-from conch.server.caching.entries import CachedResponse
+from conch.server.caching.cache import CachedResponse, CacheScope
 from conch.server.caching.local import LocalCache
 from conch.server.execution import caching
 from conch.server.execution.caching import CacheLookup

@@ -430,7 +430,7 @@ async def test_load_that_is_cancelled_after_its_workers_started_ends_them(
     def read(*arguments: object, **options: object) -> None:
         reading.wait(30)
 
-    monkeypatch.setattr("conch.server.models.cache_scopes.identity_of", read)
+    monkeypatch.setattr("conch.server.models.version_loader.identity_of", read)
     bench = Bench(tmp_path, CACHED, cache=SharedCache())
     load = asyncio.create_task(bench.load())
     await until(lambda: bench.processes and "start" in bench.processes[0].asked)

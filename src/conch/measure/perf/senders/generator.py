@@ -31,11 +31,8 @@ from conch.core.errors import internal
 from conch.measure.perf.requests.payload import Payloads, SequencePlan, SequenceSource
 from conch.measure.perf.senders.calls import CallChannel, Judge
 from conch.measure.perf.senders.channels.connecting import Address
-from conch.measure.perf.senders.channels.events import EventChannel, ReadEvent
-from conch.measure.perf.senders.channels.grpc import GrpcChannel
-from conch.measure.perf.senders.channels.http import HttpChannel, JudgedHttpChannel
-from conch.measure.perf.senders.channels.rpc import Rpc
-from conch.measure.perf.senders.channels.stream import StreamChannel
+from conch.measure.perf.senders.channels.grpc import GrpcChannel, Rpc, StreamChannel
+from conch.measure.perf.senders.channels.http import EventChannel, HttpChannel, JudgedHttpChannel, ReadEvent
 from conch.measure.perf.senders.load import ClosedLoad, OpenLoad, Sending
 from conch.measure.perf.senders.records import (
     Collected,

@@ -1,20 +1,29 @@
-"""The resources that a server uses during a measurement, sampled from its metrics and from NVML."""
+"""The resources that a server uses during a measurement, sampled from its metrics and from NVML.
+
+On this machine, the server's processes are those that listen on its port, and their descendants.
+"""
 
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
+from ipaddress import ip_address
 from statistics import fmean
 from threading import Event, Thread
 from time import monotonic_ns
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+import psutil
+
 from conch.client.http import fetch
 from conch.core.errors import ConchError, invalid, unavailable
+from conch.machine.ports import listening_processes, listens
 from conch.machine.processes import family, process_times
+from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.senders.records import Span
 
 
@@ -231,3 +240,64 @@ def _figures(readings: Sequence[GpuReading]) -> GpuFigures:
         fmean(reading.utilisation for reading in readings), max(reading.memory for reading in readings),
         fmean(reading.power for reading in readings),
     )  # fmt: skip
+
+
+#: Programs that listen on behalf of a server elsewhere: on another machine, or in a container.
+_FORWARDERS: Final = ("docker-proxy", "kubectl", "rootlessport", "slirp4netns", "ssh", "sshd")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcesses:
+    """The listening processes, ancestors of all others of the server; ``unseen`` is the reason if there are none."""
+
+    pids: tuple[int, ...] = ()
+    unseen: str = ""
+
+
+def find_server(address: Address) -> ServerProcesses:
+    """Return the server's processes, if they are on this machine and visible."""
+    if not _is_local(address.host):
+        return ServerProcesses(unseen=f"the server runs on another machine, {address.host}")
+    try:
+        oldest = [_oldest(process, address.port) for process in listening_processes(address.port)]
+        names = {process.pid: process.name() for process in oldest}
+    except (psutil.Error, OSError):
+        names = {}
+    if not names:
+        return ServerProcesses(
+            unseen=f"the processes that listen on port {address.port} are not visible (they belong to another"
+            " user or a container), so the interference is unknown"
+        )
+    for name in names.values():
+        if name in _FORWARDERS:
+            return ServerProcesses(
+                unseen=f"port {address.port} is forwarded by {name}: the server's processes are not visible, so the"
+                " interference is unknown"
+            )
+    return ServerProcesses(tuple(sorted(names)))
+
+
+def _oldest(process: Any, port: int) -> Any:
+    """Return the first process that has the socket, from which the others inherited it."""
+    parent = process.parent()
+    while parent is not None:
+        connections = getattr(parent, "net_connections", None) or parent.connections  # before psutil 6
+        try:
+            shared = any(listens(connection, port) for connection in connections("tcp"))
+        except psutil.AccessDenied:
+            break
+        if not shared:
+            break
+        process, parent = parent, parent.parent()
+    return process
+
+
+def _is_local(host: str) -> bool:
+    """Return whether a host is an address of this machine."""
+    own = {address.address.partition("%")[0] for interface in psutil.net_if_addrs().values() for address in interface}
+    try:
+        resolved: list[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    addresses = {entry[4][0].partition("%")[0] for entry in resolved}
+    return any(ip_address(address).is_loopback or address in own for address in addresses)

@@ -15,8 +15,8 @@ import pytest
 from conch.measure.analyze.judging.goals import Constraint
 from conch.measure.analyze.options.models import models
 from conch.measure.analyze.options.settings import AnalyzeSettings
+from conch.measure.analyze.profiling import profile as profile_module
 from conch.measure.analyze.profiling import profile as profiling
-from conch.measure.analyze.profiling import search_run
 from conch.measure.analyze.profiling.profile import Profile
 from conch.measure.analyze.results import Candidate, Point
 from conch.measure.analyze.search.space import key, merged
@@ -105,7 +105,7 @@ def test_an_analysis_ends_within_its_budget_with_a_verified_result(
 
         monkeypatch.setattr(profiling, "open_server", lambda *given, server=server: server)
         monkeypatch.setattr(profiling, "check_requests", lambda *given: None)
-        monkeypatch.setattr(search_run, "CandidateMeasurement", Measurement)
+        monkeypatch.setattr(profile_module, "CandidateMeasurement", Measurement)
         monkeypatch.setattr(time, "monotonic", clock.monotonic)
         bounds = (Constraint("latency_p99", maximum=draw.uniform(0.02, 0.2)),) if draw.random() < 0.5 else ()
         settings = AnalyzeSettings(

@@ -11,10 +11,9 @@ import pytest
 from conch.core.errors import internal
 from conch.measure.analyze.options.models import ModelSettings
 from conch.measure.analyze.options.settings import AnalyzeSettings
+from conch.measure.analyze.profiling import profile as profile_module
 from conch.measure.analyze.profiling import profile as profiling
-from conch.measure.analyze.profiling import search_run
-from conch.measure.analyze.profiling.profile import Profile
-from conch.measure.analyze.profiling.search_run import SearchOutcome
+from conch.measure.analyze.profiling.profile import Profile, SearchOutcome
 from conch.measure.analyze.results import Point
 from conch.measure.analyze.search.space import merged
 from conch.measure.analyze.search.strategies.strategy import Trial
@@ -88,7 +87,7 @@ def profile(
 
     monkeypatch.setattr(profiling, "open_server", lambda *given: server)
     monkeypatch.setattr(profiling, "check_requests", lambda *given: None)
-    monkeypatch.setattr(search_run, "CandidateMeasurement", FakeMeasurement)
+    monkeypatch.setattr(profile_module, "CandidateMeasurement", FakeMeasurement)
     settings = AnalyzeSettings(
         model_repository=folder, profile_models=(ModelSettings(name="m"),), run_config_search_mode="brute",
         run_config_search_max_instance_count=3, run_config_search_min_model_batch_size=8,
@@ -171,7 +170,7 @@ def test_a_failure_of_before_is_final_unless_it_is_to_be_tried_again(
 def test_a_search_whose_time_is_up_still_has_its_final_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = FakeServer()
     clock = [0.0]
-    monkeypatch.setattr(search_run.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(profile_module.time, "monotonic", lambda: clock[0])
 
     def answer(load: float) -> Point:
         clock[0] += 10.0

@@ -13,9 +13,16 @@ from rich.console import Console
 from conch.measure.analyze.judging.ranking import DefaultComparison
 from conch.measure.analyze.report import files
 from conch.measure.analyze.report.analysis import Analysis, ConfigTraits, Placed
-from conch.measure.analyze.report.page import report, summary
-from conch.measure.analyze.report.tables import load_table, ranking_table
-from conch.measure.analyze.report.words import doubts, headline, missing, reasons
+from conch.measure.analyze.report.page import (
+    doubts,
+    headline,
+    load_table,
+    missing,
+    ranking_table,
+    reasons,
+    report,
+    summary,
+)
 from conch.measure.perf.figures import Interval
 from conch.measure.reports.report import Tiles
 from conch.measure.reports.terminal import show

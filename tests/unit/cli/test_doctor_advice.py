@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from conch.cli.doctor.examine import (
+from conch.cli.doctor import (
     CacheFact,
     Facts,
     GpuFact,

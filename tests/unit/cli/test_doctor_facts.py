@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from conch.cli.doctor import examine
-from conch.cli.doctor.examine import GpuFact, GpusFact, cache, gpus, memory, packages, ports, processor
+from conch.cli import doctor
+from conch.cli.doctor import GpuFact, GpusFact, cache, gpus, memory, packages, ports, processor
 
 CPUINFO = """\
 processor\t: 0
@@ -135,8 +135,8 @@ def test_what_torch_is_built_for_is_read_without_importing_it(
 ) -> None:
     put(tmp_path, "version.py", text)
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(examine, "find_spec", lambda name: spec if name == "torch" else None)
-    monkeypatch.setattr(examine.extras, "version_of", lambda module: "2.13.0")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: spec if name == "torch" else None)
+    monkeypatch.setattr(doctor.extras, "version_of", lambda module: "2.13.0")
 
     found = {package.name: package for package in packages()}
 
