@@ -211,6 +211,11 @@ class Settings:
     )
     http_max_input_size: Count = option(64 << 20, "HTTP", "Largest JSON body or decompressed body, in bytes.")
 
+    response_store_bytes: Number = option(
+        64 << 20, "HTTP", "Memory for stored responses of /v1/responses, in bytes; 0 stores none."
+    )
+    response_store_secs: Count = option(3600, "HTTP", "Seconds for which these responses are stored.")
+
     openai_port: Annotated[int, Range(-1, 65535)] = option(
         -1, "HTTP", "Additional port for only the OpenAI API; 0 selects a free port, -1 disables it."
     )

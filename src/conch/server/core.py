@@ -42,6 +42,7 @@ from conch.server.models.states import ModelTable
 from conch.server.models.version_loader import VersionLoader
 from conch.server.models.versions import ServingVersions
 from conch.server.regions import ClientRegions
+from conch.server.response_store import make_store
 from conch.telemetry import families
 from conch.telemetry.exposition import Family
 from conch.telemetry.metrics import Registry
@@ -71,6 +72,7 @@ class InferenceServer:
         self._templates = Templates(settings.worker_template_secs)
         self.regions = ClientRegions(settings.allow_client_shm, lambda: self._processes.pids, visible_gpus())
         self._cache = make_cache(settings.cache_config)
+        self.response_store = make_store(self._cache, settings.response_store_bytes, settings.response_store_secs)
         version_loader = VersionLoader(
             settings,
             visible_gpus(),

@@ -33,10 +33,14 @@ def test_failure_in_the_middle_of_a_stream_is_an_event(client: Any) -> None:
     assert pieces == ["", "word ", "word "]
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
 def test_client_that_goes_cancels_its_request(server: ConchServer, waiting: Events, path: str) -> None:
     name = path.replace("/", "-")
-    asked = say(f"!wait {name}") if path.startswith("chat") else {"model": "talker", "prompt": ["hi", f"!wait {name}"]}
+    asked = {
+        "chat/completions": say(f"!wait {name}"),
+        "completions": {"model": "talker", "prompt": ["hi", f"!wait {name}"]},
+        "responses": {"model": "talker", "input": f"!wait {name}"},
+    }[path]
     body = json.dumps({**asked, "stream": True}).encode()
     host, port = server.http.split(":")
     with socket.create_connection((host, int(port))) as connection:

@@ -8,13 +8,13 @@ disconnects, they are cancelled.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from conch.core.errors import ConchError, internal
+from conch.core.errors import Code, ConchError, internal
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
 from conch.core.tensors import WireTensor
 from conch.frontends.http.background_tasks import BackgroundTasks, take_body
@@ -118,13 +118,25 @@ class Translation:
     ``decode``, a function of ``work``, is called with the body, its encoding, the maximum size, a function that returns
     the signature of a model, and ``arguments``. It returns a plan and the inputs of each request, for which ``respond``
     creates the responder. ``find`` returns the model for the argument with which ``decode`` calls that function; its
-    errors refuse the exchange.
+    errors refuse the exchange. An argument may be a function that raises EntryNeeded, which ``decode`` calls before it.
     """
 
     decode: Callable[..., Any]
-    arguments: tuple[str, ...]
+    arguments: tuple[Any, ...]
     find: Callable[[Any], Model]
     respond: Callable[[HttpExchange, Model, Any, list[dict[str, WireTensor]]], RequestsResponder]
+
+
+class EntryNeeded(ConchError):
+    """An entry of a store is being read; the caller can wait for it and call again."""
+
+    def __init__(self, entry: Awaitable[object]) -> None:
+        super().__init__("an entry is being read", Code.UNAVAILABLE)
+        self._entry = entry
+
+    async def wait(self) -> None:
+        """Wait for the entry."""
+        await self._entry
 
 
 class ModelRequests:
@@ -141,13 +153,13 @@ class ModelRequests:
         self._tasks.start(exchange, self._run(exchange, translation), cancel_on_disconnect=True)
 
     async def _run(self, exchange: HttpExchange, translation: Translation) -> None:
-        """Decode and start the requests; if their model must be loaded first, load it and decode again.
+        """Decode and start the requests; if something must be loaded first, wait for it and decode again.
 
         The model stays loaded from the moment its name has been read.
         """
         body, encoding, size = take_body(exchange, self._limit)
         while True:
-            again = body if self._server.loads_on_demand else b""
+            again = body if self._server.loads_on_demand or any(map(callable, translation.arguments)) else b""
             with ExitStack() as stack:
                 model: Model
 
@@ -164,7 +176,7 @@ class ModelRequests:
                 body = b""
                 try:
                     plan, inputs = await decoding
-                except LoadNeeded as needed:
+                except (LoadNeeded, EntryNeeded) as needed:
                     await needed.wait()
                 else:
                     translation.respond(exchange, model, plan, inputs).start(model, self._server.tracing)

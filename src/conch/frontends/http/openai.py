@@ -23,8 +23,7 @@ from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.wire.openai.models import list_body, model_body
-from conch.wire.openai.reading import error_body
-from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan, event, read_response
+from conch.wire.openai.response import ChoiceDelta, ResponsePlan, read_response
 from conch.wire.retrieval.models import kinds
 
 LOG = logging.getLogger("conch")
@@ -38,7 +37,7 @@ class GenerationResponder(RequestsResponder):
     def __init__(
         self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]
     ) -> None:
-        self._response: OpenAiResponse = plan.answer(plan.adapter or model.name)
+        self._response = plan.answer(plan.adapter or model.name)
         self._choices = plan.choices
         self._top = plan.logprobs or 0
         self._stream = plan.stream
@@ -48,7 +47,7 @@ class GenerationResponder(RequestsResponder):
         self._counted: set[int] = set()
 
     def _take(self, part: int, response: InferResponse) -> None:
-        openai_response, last = self._response, response.final
+        generation, last = self._response, response.final
         contents = read_response(response, self._top)
         pieces = contents.pieces[: self._choices]
         if last:
@@ -57,14 +56,14 @@ class GenerationResponder(RequestsResponder):
         if prompt is not None:
             prompt = None if part in self._counted else prompt
             self._counted.add(part)
-        openai_response.usage.add(prompt, pieces)
+        generation.usage.add(prompt, pieces)
         first = part * self._choices
-        parts = [(index, piece) for index, piece in enumerate(pieces, first) if not openai_response.ended(index)]
+        parts = [(index, piece) for index, piece in enumerate(pieces, first) if not generation.ended(index)]
         if not self._stream:
             for index, piece in parts:
-                openai_response.add(index, piece, last=last)
+                generation.add(index, piece, last=last)
         else:
-            self._send(b"".join([openai_response.events(index, piece, last=last) for index, piece in parts]))
+            self._send(b"".join([generation.events(index, piece, last=last) for index, piece in parts]))
 
     def _fail(self, error: ConchError) -> None:
         member = self._members.get(error.param or "")
@@ -73,7 +72,7 @@ class GenerationResponder(RequestsResponder):
             error.param = member
         if self._exchange.started:
             self.cancel()
-            self._exchange.write(event(error_body(STATUS[error.code], error)))
+            self._exchange.write(self._response.failure(STATUS[error.code], error))
             self._exchange.finish()
         else:
             super()._fail(error)
@@ -103,7 +102,7 @@ class OpenAi:
     def __init__(self, server: InferenceServer, offloader: Offloader) -> None:
         self._server = server
         self._created = int(time())
-        self._requests = ModelRequests(server, offloader)
+        self.requests = ModelRequests(server, offloader)
 
     def models(self, exchange: HttpExchange) -> None:
         """Handle ``GET /v1/models``: list the ready models that an endpoint can use, and their LoRA adapters."""
@@ -126,7 +125,7 @@ class OpenAi:
         """Handle ``POST /v1/completions``."""
         self._start(exchange, "completion")
 
-    def _model(self, name: str) -> Model:
+    def find_model(self, name: str) -> Model:
         """Return the model with a name, or with a LoRA adapter of that name. Raises NOT_FOUND or UNAVAILABLE."""
         try:
             return self._server.model(name)
@@ -145,7 +144,7 @@ class OpenAi:
         return signature is None or bool(kinds(signature))
 
     def _start(self, exchange: HttpExchange, endpoint: str) -> None:
-        self._requests.start(exchange, Translation(work.openai, (endpoint,), self._model, self._responder))
+        self.requests.start(exchange, Translation(work.openai, (endpoint,), self.find_model, self._responder))
 
     def _responder(
         self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]

@@ -25,6 +25,7 @@ from conch.frontends.http.dialects import KSERVE, OPENAI, TEI, Dialect, refuse
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.inference import Inference
 from conch.frontends.http.openai import OpenAi
+from conch.frontends.http.responses import Responses
 from conch.frontends.http.retrieval import DIALECTS, Retrieval
 from conch.frontends.offloading.offloader import Offloader
 from conch.frontends.yielding import YieldingLister
@@ -366,11 +367,22 @@ def _openai_table(server: InferenceServer, offloader: Offloader, control: Contro
     """Return the routes of the OpenAI API, and the health check of Triton's OpenAI front end."""
     get, post = b"GET", b"POST"
     openai = OpenAi(server, offloader)
+    responses = Responses(server, openai)
     return [
         HttpEndpoint(r"/v1/models", "metadata", {get: openai.models}, dialect=OPENAI),
         HttpEndpoint(r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}, dialect=OPENAI),
         HttpEndpoint(r"/v1/chat/completions", "inference", {post: openai.chat}, large=True, dialect=OPENAI),
         HttpEndpoint(r"/v1/completions", "inference", {post: openai.completion}, large=True, dialect=OPENAI),
+        HttpEndpoint(r"/v1/responses", "inference", {post: responses.create}, large=True, dialect=OPENAI),
+        HttpEndpoint(
+            r"/v1/responses/(?P<id>[^/]+)",
+            "inference",
+            {get: responses.retrieve, b"DELETE": responses.remove},
+            dialect=OPENAI,
+        ),
+        HttpEndpoint(
+            r"/v1/responses/(?P<id>[^/]+)/input_items", "inference", {get: responses.input_items}, dialect=OPENAI
+        ),
         HttpEndpoint(r"/health/ready", "health", {get: control.ready}, dialect=OPENAI),
     ]
 

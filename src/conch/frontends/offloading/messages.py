@@ -23,6 +23,7 @@ from typing import Any, Final
 from conch.core.errors import Code, ConchError, clipped, unavailable
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec, ignore
 from conch.core.tensors import Buffer, WireTensor
+from conch.wire.endpoints import FORMS
 from conch.wire.json.control import LoadParameters
 from conch.wire.json.generate import Layout
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput
@@ -139,7 +140,7 @@ _CLASSES: Final[dict[type, tuple[Callable[..., Any], Callable[[Any], Header]]]] 
 }
 _RECORDS: Final[tuple[Any, ...]] = (
     ChatPlan, CompletionPlan, JsonOutputPlan, LoadParameters, ModelSignature, RequestedOutput, Span, TensorSpec, Tools,
-    *PLANS,
+    *FORMS, *PLANS,
 )  # fmt: skip
 for record in _RECORDS:
     names = [field.name for field in fields(record)] if is_dataclass(record) else record._fields

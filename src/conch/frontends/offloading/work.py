@@ -13,6 +13,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from conch.core.errors import ConchError, internal, invalid
@@ -21,13 +22,16 @@ from conch.core.tensors import CONFIG_NAME, Buffer, WireTensor
 from conch.core.validation import count_strings, validate_request
 from conch.frontends.offloading.messages import Header, Packing, SharedMessage, Span, receive, unpack
 from conch.wire import compression
+from conch.wire.endpoints import ENDPOINTS, OpenAiRequest
 from conch.wire.json.control import read_load
 from conch.wire.json.generate import Layout, decode_document, decode_texts, encode_generate, encode_texts, read_document
 from conch.wire.json.infer import JsonOutputPlan, decode_infer, decode_split, parse_header_length
 from conch.wire.json.infer import encode_infer as encode_parts
-from conch.wire.openai.endpoints import ENDPOINTS
-from conch.wire.openai.reading import read_body
+from conch.wire.openai.models import require_chat
+from conch.wire.openai.reading import Fields, read_body
 from conch.wire.openai.response import ResponsePlan
+from conch.wire.openai.responses.items import stored_items
+from conch.wire.openai.responses.request import read_responses
 from conch.wire.regions import Regions
 from conch.wire.retrieval import endpoints as retrieval_endpoints
 from conch.wire.retrieval.plans import Results, RetrievalPlan
@@ -95,8 +99,32 @@ def openai(
 
     ``signature_of`` is called with the name of the model or LoRA adapter; its errors refuse the request.
     """
-    require, read = ENDPOINTS[endpoint]
+    return _decode(read_body(compression.decompress(body, encoding, limit)), signature_of, *ENDPOINTS[endpoint])
+
+
+def responses(
+    body: Buffer,
+    encoding: str,
+    limit: int,
+    signature_of: Callable[[str], ModelSignature],
+    find_response: Callable[[str], Buffer],
+) -> tuple[ResponsePlan, list[dict[str, WireTensor]]]:
+    """Decode a request of the Responses API as :func:`openai` does.
+
+    ``find_response`` is called with the id of the response that the request continues, before ``signature_of``.
+    """
     fields = read_body(compression.decompress(body, encoding, limit))
+    previous = fields.text("previous_response_id")
+    items = stored_items(find_response(previous)) if previous else []
+    return _decode(fields, signature_of, require_chat, partial(read_responses, previous=previous, items=items))
+
+
+def _decode(
+    fields: Fields,
+    signature_of: Callable[[str], ModelSignature],
+    require: Callable[[ModelSignature], None],
+    read: Callable[[Fields], OpenAiRequest],
+) -> tuple[ResponsePlan, list[dict[str, WireTensor]]]:
     name = fields.required_text("model")
     signature = signature_of(name)
     require(signature)
@@ -204,8 +232,8 @@ def retrieval_body(plan: RetrievalPlan, model: str, parts: list[Sequence[WireTen
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     function.__name__: function
     for function in (
-        infer, generate, openai, retrieval, read_load, grpc_infer, strings, encode_infer, encode_generate, encode_texts,
-        retrieval_body,
+        infer, generate, openai, responses, retrieval, read_load, grpc_infer, strings, encode_infer, encode_generate,
+        encode_texts, retrieval_body,
     )
 }  # fmt: skip
 

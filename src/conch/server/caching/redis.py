@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from importlib import import_module
 from time import monotonic
 from typing import Any, Final
@@ -146,6 +147,15 @@ class RedisCache:
 
     async def get(self, key: bytes) -> CachedResponse | None:
         """Return the response for ``key``; None for a miss, without a free connection, or after a timeout or error."""
+        data = await self.read(key)
+        try:
+            return unpacked(data) if data is not None else None
+        except ValueError as error:
+            self._warn_of_entry(error)
+            return None
+
+    async def read(self, key: bytes) -> bytes | None:
+        """Return the data for ``key``; None as for :meth:`get`."""
         try:
             async with asyncio.timeout(self._wait):
                 await self._connections.acquire()
@@ -162,20 +172,35 @@ class RedisCache:
             return None
         finally:
             self._connections.release()
-        try:
-            return unpacked(data) if data is not None else None
-        except ValueError as error:
-            self._warn_of_entry(error)
-            return None
+        return data
 
     def put(self, key: bytes, entry: CachedResponse) -> None:
         """Store a response in the background, unless too many writes wait or Redis refuses to store responses."""
-        if self._waiting + entry.size > MOST_BYTES_WAITING:
-            return
+        self.write(key, partial(packed, entry), entry.size)
+
+    def write(
+        self,
+        key: bytes,
+        pack: Callable[[], bytes],
+        size: int,
+        seconds: int | None = None,
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Store what ``pack`` returns, ``size`` bytes, for ``seconds``, as :meth:`put` does; then call ``done``."""
         attempt = not self._storing.up
-        if not attempt or self._storing.should_attempt(self._now()):
-            self._waiting += entry.size
-            self._begin(self._set(key, entry, attempt))
+        if self._waiting + size <= MOST_BYTES_WAITING and (not attempt or self._storing.should_attempt(self._now())):
+            self._waiting += size
+            self._begin(self._set(key, pack, size, seconds, attempt)).add_done_callback(lambda task: done())
+        else:
+            done()
+
+    async def remove(self, key: bytes) -> None:
+        """Remove the data for ``key``, unless Redis is unavailable."""
+        try:
+            async with asyncio.timeout(self._wait), self._connections:
+                await self._client.delete(key)
+        except Exception:
+            self._reading.failed(self._now())
 
     def families(self) -> Iterable[Family]:
         """Return no metrics, because other servers share the cache."""
@@ -187,10 +212,10 @@ class RedisCache:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._pool.aclose()
 
-    async def _set(self, key: bytes, entry: CachedResponse, attempt: bool) -> None:
+    async def _set(self, key: bytes, pack: Callable[[], bytes], size: int, seconds: int | None, attempt: bool) -> None:
         try:
             async with self._stores, self._connections:
-                await self._client.set(key, packed(entry))
+                await self._client.set(key, pack(), ex=seconds)
         except Exception as error:
             refused = isinstance(error, self._refusal)
             if not refused:
@@ -204,7 +229,7 @@ class RedisCache:
             if attempt and self._storing.attempt_succeeded():
                 LOG.info("the Redis at %s stores responses again", self.address)
         finally:
-            self._waiting -= entry.size
+            self._waiting -= size
 
     async def _attempt(self) -> None:
         try:
@@ -228,10 +253,11 @@ class RedisCache:
     def _warn_of_entry(self, error: Exception) -> None:
         LOG.warning("the Redis at %s has something else under a key of the response cache: %s", self.address, error)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class RedisScope:

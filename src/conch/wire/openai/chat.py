@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -13,7 +13,14 @@ from conch.core.tensors import WireTensor
 from conch.wire.openai.inputs import generation_inputs
 from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import ApiError, Fields, wrong
-from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan, Token, chat_logprobs
+from conch.wire.openai.response import (
+    ChoiceDelta,
+    GenerationResponse,
+    OpenAiResponse,
+    ResponsePlan,
+    Token,
+    chat_logprobs,
+)
 from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
 from conch.wire.openai.tool_calls import read_tools
 from conch.wire.output.calls import parser_for
@@ -100,23 +107,42 @@ _REFUSED: Final = ("audio", "prediction", "reasoning_effort", "verbosity", "web_
 TEMPLATE_VALUES: Final = "chat_template_kwargs"
 
 
+class ChatForm(Protocol):
+    """The form that another API gives to the response to a chat."""
+
+    def answer(self, plan: ChatPlan, model: str) -> GenerationResponse:
+        """Create the response of the model with this name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPlan(ResponsePlan):
-    """The plan of a chat; ``tools`` contains only the fields needed to find calls in the text."""
+    """The plan of a chat; ``tools`` contains only the fields needed to find calls in the text.
+
+    ``form`` is the form of the response in another API.
+    """
 
     tools: Tools
+    form: ChatForm | None = None
 
-    def answer(self, model: str) -> ChatResponse:
-        return ChatResponse(self, model)
+    def answer(self, model: str) -> GenerationResponse:
+        return ChatResponse(self, model) if self.form is None else self.form.answer(self, model)
+
+    def parser(self) -> OutputParser:
+        """Return a parser of the text of a choice."""
+        return parser_for(self.tools)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(Decoding):
-    """A checked chat request; ``messages`` and ``template`` (values for the chat template) are JSON."""
+    """A checked chat request; ``messages`` and ``template`` (values for the chat template) are JSON.
+
+    ``form`` is the form of the response in another API.
+    """
 
     messages: bytes
     tools: Tools
     template: bytes | None
+    form: ChatForm | None = None
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
         """Return the inputs of the single request to the model. Raises ApiError for a member without an input."""
@@ -130,7 +156,7 @@ class ChatRequest(Decoding):
 
     @property
     def plan(self) -> ChatPlan:
-        return ChatPlan(tools=replace(self.tools, offered=None, schema=None), **self.common)
+        return ChatPlan(tools=replace(self.tools, offered=None, schema=None), form=self.form, **self.common)
 
 
 def read_chat(fields: Fields) -> ChatRequest:
@@ -236,7 +262,7 @@ class ChatResponse(OpenAiResponse):
     def __init__(self, plan: ChatPlan, model: str) -> None:
         super().__init__(model, plan.choices, plan)
         self._logprobs = plan.logprobs is not None
-        self._messages = [_Message(parser_for(plan.tools)) for _ in range(plan.choices)]
+        self._messages = [_Message(plan.parser()) for _ in range(plan.choices)]
 
     def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
         message = self._messages[index]

@@ -20,6 +20,7 @@ from conch.core.errors import ConchError, internal
 from conch.core.inference import InferResponse
 from conch.core.tensors import WireTensor, split_bytes
 from conch.wire.json.tensor import to_json
+from conch.wire.openai.reading import error_body
 
 
 def chat_logprobs(tokens: list[Token]) -> dict[str, Any]:
@@ -227,54 +228,90 @@ class ResponsePlan(ABC):
     adapter: str
 
     @abstractmethod
-    def answer(self, model: str) -> OpenAiResponse:
+    def answer(self, model: str) -> GenerationResponse:
         """Create the response of the model with this name."""
 
 
-class OpenAiResponse(ABC):
-    """A response with a number of choices."""
+class GenerationResponse(ABC):
+    """The response to a chat or completion in the form of an API, with a number of choices."""
+
+    def __init__(self, id: str, choices: int, limit: int | None) -> None:
+        self.id = id
+        self.usage = Usage()
+        self._limit = limit
+        self._counts = [0] * choices
+        #: The finish reason of each choice; empty until it ends.
+        self._ends = [""] * choices
+
+    def ended(self, index: int) -> bool:
+        """Whether a choice has ended."""
+        return bool(self._ends[index])
+
+    @abstractmethod
+    def events(self, index: int, piece: ChoiceDelta, *, last: bool) -> bytes:
+        """Return the events for a delta of choice ``index``; ``last`` marks its final delta."""
+
+    @abstractmethod
+    def closing(self) -> bytes:
+        """Return the events at the end of the stream."""
+
+    @abstractmethod
+    def failure(self, status: int, error: ConchError) -> bytes:
+        """Return the events that end the stream after an error; ``status`` is that of HTTP."""
+
+    @abstractmethod
+    def add(self, index: int, piece: ChoiceDelta, *, last: bool) -> None:
+        """Add a delta of choice ``index`` to the object."""
+
+    @abstractmethod
+    def body(self) -> bytes:
+        """Return the object; called when all choices have ended."""
+
+    def _end(self, index: int, piece: ChoiceDelta, last: bool) -> str:
+        self._counts[index] += piece.tokens or 0
+        if not piece.finish and not last:
+            return ""
+        cut = piece.finish == "length" or (
+            not piece.finish and self._limit is not None and self._counts[index] >= self._limit
+        )
+        self._ends[index] = "length" if cut else "stop"
+        return self._ends[index]
+
+
+class OpenAiResponse(GenerationResponse):
+    """A response of OpenAI's chats or completions."""
 
     prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
     def __init__(self, model: str, choices: int, plan: ResponsePlan) -> None:
-        self.id = f"{self.prefix}-{uuid4().hex}"
-        self.usage = Usage()
+        super().__init__(f"{self.prefix}-{uuid4().hex}", choices, plan.limit)
         self._head = {"id": self.id, "object": self.kind, "created": int(time()), "model": model}
         self._chunk_head = {**self._head, "object": self.chunk_kind, "system_fingerprint": None}
         self._include_usage = plan.include_usage
-        self._limit = plan.limit
-        self._counts = [0] * choices
-        #: The finish reason of each choice; empty until it ends.
-        self._ends = [""] * choices
 
     def events(self, index: int, piece: ChoiceDelta, *, last: bool) -> bytes:
-        """Return the events for a delta of choice ``index``; ``last`` marks its final delta."""
         chunks = self._chunks(index, piece, self._end(index, piece, last))
         return b"".join([event(self._chunk([chunk])) for chunk in chunks])
 
     def closing(self) -> bytes:
-        """Return the events at the end of the stream."""
         usage = self.usage.object()
         if not self._include_usage or usage is None:
             return DONE
         return event(orjson.dumps({**self._chunk_head, "choices": [], "usage": usage})) + DONE
 
+    def failure(self, status: int, error: ConchError) -> bytes:
+        return event(error_body(status, error))
+
     def add(self, index: int, piece: ChoiceDelta, *, last: bool) -> None:
-        """Add a delta of choice ``index`` to the object."""
         self._keep(index, piece, self._end(index, piece, last))
 
     def body(self) -> bytes:
-        """Return the object; called when all choices have ended."""
         choices = [self._choice(index) for index in range(len(self._ends))]
         return orjson.dumps(
             {**self._head, "choices": choices, "usage": self.usage.object(), "system_fingerprint": None}
         )
-
-    def ended(self, index: int) -> bool:
-        """Whether a choice has ended."""
-        return bool(self._ends[index])
 
     @abstractmethod
     def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
@@ -293,13 +330,3 @@ class OpenAiResponse(ABC):
         if self._include_usage:
             chunk["usage"] = None
         return orjson.dumps(chunk)
-
-    def _end(self, index: int, piece: ChoiceDelta, last: bool) -> str:
-        self._counts[index] += piece.tokens or 0
-        if not piece.finish and not last:
-            return ""
-        cut = piece.finish == "length" or (
-            not piece.finish and self._limit is not None and self._counts[index] >= self._limit
-        )
-        self._ends[index] = "length" if cut else "stop"
-        return self._ends[index]

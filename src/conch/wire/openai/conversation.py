@@ -1,0 +1,100 @@
+"""The response to a chat in APIs whose responses consist of parts: texts, reasoning and tool calls in their order."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import orjson
+
+from conch.wire.openai.chat import ChatPlan
+from conch.wire.openai.response import ChoiceDelta, GenerationResponse, Token
+from conch.wire.output.events import ArgumentsDelta, ReasoningDelta, TextDelta, ToolCallStart
+
+
+class ConversationResponse(GenerationResponse):
+    """A response with one choice.
+
+    The methods for the events of its text keep the parts, and send events of their own in a stream.
+    """
+
+    def __init__(self, id: str, plan: ChatPlan) -> None:
+        super().__init__(id, 1, plan.limit)
+        self._parser = plan.parser()
+        self._stream = plan.stream
+        self._unsent: list[bytes] = []
+        self._begun = False
+        #: Tokens whose log-probabilities have not been sent yet.
+        self._tokens: list[Token] = []
+        self._reasoning_length = self._length = 0
+
+    def events(self, index: int, piece: ChoiceDelta, *, last: bool) -> bytes:
+        self.add(index, piece, last=last)
+        return self._sent()
+
+    def add(self, index: int, piece: ChoiceDelta, *, last: bool) -> None:
+        end = self._end(index, piece, last)
+        if not self._begun:
+            self._begun = True
+            self._begin()
+        self._tokens += piece.logprobs or ()
+        events = self._feed(piece.text, last=bool(end))
+        for event in events:
+            match event:
+                case TextDelta(text):
+                    self._length += len(text)
+                    self._add_text(text)
+                case ReasoningDelta(text):
+                    self._length += len(text)
+                    self._reasoning_length += len(text)
+                    self._add_reasoning(text)
+                case ToolCallStart():
+                    self._start_call(event)
+                case ArgumentsDelta(_, text):
+                    self._length += len(text)
+                    self._add_arguments(text)
+        if events:
+            self._tokens = []
+        if end:
+            self._end_parts(end)
+
+    @property
+    def _reasoning_tokens(self) -> int:
+        """The tokens of the reasoning: the completion's, by the share of the characters."""
+        return round((self.usage.completion or 0) * self._reasoning_length / self._length) if self._length else 0
+
+    def _feed(self, text: str, *, last: bool) -> list[Any]:
+        """Return the events of a part of the text; the last part ends it."""
+        events = self._parser.feed(text) if text else []
+        return events + self._parser.finish() if last else events
+
+    def _send(self, kind: str, **members: Any) -> None:
+        """Add an event of type ``kind`` to the stream, if the client requests one."""
+        if self._stream:
+            self._unsent.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **members})))
+
+    def _sent(self) -> bytes:
+        """Return the events that have not been sent yet."""
+        unsent, self._unsent = self._unsent, []
+        return b"".join(unsent)
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin the response, before its first part."""
+
+    @abstractmethod
+    def _add_text(self, text: str) -> None: ...
+
+    @abstractmethod
+    def _add_reasoning(self, text: str) -> None: ...
+
+    @abstractmethod
+    def _start_call(self, call: ToolCallStart) -> None: ...
+
+    @abstractmethod
+    def _add_arguments(self, text: str) -> None:
+        """Add arguments (JSON) to the tool call that has been started last."""
+
+    @abstractmethod
+    def _end_parts(self, end: str) -> None:
+        """End the last part; ``end`` is the finish reason."""

@@ -1,0 +1,188 @@
+"""Items of the Responses API: checks those of a request, and converts items to the messages of a chat.
+
+Items are messages, calls of functions, their outputs and reasoning. A response that continues another one has the items
+of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+from uuid import uuid4
+
+import orjson
+
+from conch.core.tensors import Buffer
+from conch.wire.openai.reading import ApiError, Fields, wrong
+
+Item = dict[str, Any]
+
+_ROLES: Final = ("user", "assistant", "system", "developer")
+#: The member of a text part with its text, by the type of the part.
+_TEXTS: Final = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+#: Parts and items that need a model or a service that is not here.
+_FOREIGN_PARTS: Final = ("input_image", "input_file", "input_audio")
+_PREFIXES: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+def new_id(kind: str) -> str:
+    """Return an id for an item of this type."""
+    return f"{_PREFIXES[kind]}_{uuid4().hex}"
+
+
+def read_input(fields: Fields) -> list[Item]:
+    """Read the ``input`` of a request, a text or items; every item gets a type and an id.
+
+    Raises ApiError with the path of an invalid value, also for items of tools that run at OpenAI.
+    """
+    value = fields.take("input")
+    if value is None:
+        raise fields.missing("input")
+    if type(value) is str:
+        return [_read_item({"role": "user", "content": value}, "input")]
+    if type(value) is not list:
+        raise wrong("input", value, "a string or an array of items")
+    return [_read_item(item, f"input[{index}]") for index, item in enumerate(value)]
+
+
+def stored_items(entry: Buffer) -> list[Item]:
+    """Return the items of a stored response (JSON): its input, which includes that of earlier ones, and its output."""
+    stored = orjson.loads(entry)
+    items: list[Item] = stored["items"] + stored["response"]["output"]
+    return items
+
+
+def _read_item(item: Any, path: str) -> Item:
+    if type(item) is not dict:
+        raise wrong(path, item, "an object")
+    kind = item.get("type") or "message"
+    members = Fields(item, path)
+    members.ignore("type", "id", "status")
+    match kind:
+        case "message":
+            read = _read_message(members)
+        case "function_call":
+            members.ignore("namespace", "caller", "async")
+            read = {name: members.required_text(name) for name in ("call_id", "name")}
+            read["arguments"] = members.text("arguments") or "{}"
+        case "function_call_output":
+            members.ignore("name", "namespace", "caller")
+            read = {"call_id": members.required_text("call_id"), "output": _read_content(members, "output")}
+        case "reasoning":
+            members.ignore("encrypted_content")
+            read = {name: _read_texts(members, name, kind) for name, kind in _REASONING.items()}
+        case _:
+            raise wrong(f"{path}.type", kind, f"{', '.join(_PREFIXES)}: this server runs no tools")
+    members.finish()
+    return {"type": kind, "id": _id(item) or new_id(kind), "status": "completed", **read}
+
+
+#: The members of a reasoning item, and the types of their parts.
+_REASONING: Final = {"summary": "summary_text", "content": "reasoning_text"}
+
+
+def _id(item: Item) -> str:
+    given = item.get("id")
+    return given if type(given) is str else ""
+
+
+def _read_message(members: Fields) -> Item:
+    role = members.take("role")
+    if type(role) is not str or role not in _ROLES:
+        raise wrong(members.name("role"), role, f"one of {', '.join(_ROLES)}")
+    members.ignore("phase")
+    content = _read_content(members, "content")
+    if type(content) is str:
+        kind = "output_text" if role == "assistant" else "input_text"
+        content = [{"type": kind, "text": content, **({"annotations": []} if role == "assistant" else {})}]
+    return {"role": role, "content": content}
+
+
+def _read_content(members: Fields, member: str) -> str | list[dict[str, Any]]:
+    """Read a text or text parts."""
+    path, value = members.name(member), members.take(member)
+    if value is None:
+        raise ApiError(f"'{path}' is missing", path, reason="missing_required_parameter")
+    if type(value) is str:
+        return value
+    if type(value) is not list:
+        raise wrong(path, value, "a string or an array of parts")
+    return [_read_part(part, f"{path}[{index}]") for index, part in enumerate(value)]
+
+
+def _read_part(part: Any, path: str) -> dict[str, Any]:
+    kind: Any = part.get("type") if type(part) is dict else None
+    if kind in _FOREIGN_PARTS:
+        raise ApiError(f"'{path}' is an {kind}: models here read text only", f"{path}.type")
+    if kind not in _TEXTS:
+        raise wrong(f"{path}.type", kind, f"one of {', '.join(_TEXTS)}")
+    members = Fields(part, path)
+    members.ignore("type", "annotations", "logprobs", "prompt_cache_breakpoint")
+    name = _TEXTS[kind]
+    text = members.text(name)
+    members.finish()
+    if text is None:
+        raise ApiError(f"'{path}.{name}' is missing", f"{path}.{name}", reason="missing_required_parameter")
+    kind = "input_text" if kind == "text" else kind
+    return {"type": kind, name: text, **({"annotations": []} if kind == "output_text" else {})}
+
+
+def _read_texts(members: Fields, member: str, kind: str) -> list[dict[str, Any]]:
+    """Read the parts of reasoning, all of the type ``kind``."""
+    path = members.name(member)
+    parts = members.array(member) or []
+    for index, part in enumerate(parts):
+        if type(part) is not dict or part.get("type") != kind or type(part.get("text")) is not str:
+            raise wrong(f"{path}[{index}]", part, f"an object with a text, of type {kind}")
+    return [{"type": kind, "text": part["text"]} for part in parts]
+
+
+def chat_messages(items: Iterable[Item]) -> list[dict[str, Any]]:
+    """Return the messages of a chat for items: the reasoning, text and calls of a turn become one message."""
+    messages: list[dict[str, Any]] = []
+    turn: dict[str, Any] | None = None
+    for item in items:
+        kind = item["type"]
+        if kind == "function_call_output":
+            turn = None
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": _chat_content(item["output"])})
+            continue
+        if kind == "message" and item["role"] != "assistant":
+            turn = None
+            messages.append({"role": item["role"], "content": _chat_content(item["content"])})
+            continue
+        if (
+            turn is None
+            or (kind == "message" and turn["content"])
+            or (kind == "reasoning" and (turn["content"] or len(turn) > 2))
+        ):
+            turn = {"role": "assistant", "content": ""}
+            messages.append(turn)
+        match kind:
+            case "message":
+                turn["content"] = _chat_content(item["content"])
+            case "reasoning":
+                turn["reasoning_content"] = "".join([part["text"] for part in item["content"] or item["summary"]])
+            case "function_call":
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                turn.setdefault("tool_calls", []).append(
+                    {"id": item["call_id"], "type": "function", "function": function}
+                )
+    return messages
+
+
+def _chat_content(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "text", "text": part["text"]} if "text" in part else {"type": "refusal", "refusal": part["refusal"]}
+        for part in content
+    ]
+
+
+def list_items(items: list[Item]) -> bytes:
+    """Return the list of the input of a response, the newest item first, as OpenAI does."""
+    newest = items[::-1]
+    ids = [item["id"] for item in newest]
+    listed = {"object": "list", "data": newest, "has_more": False}
+    return orjson.dumps({**listed, "first_id": ids[0] if ids else "", "last_id": ids[-1] if ids else ""})
