@@ -40,7 +40,7 @@ def test_named_tool_is_called_with_the_text_as_arguments(client: Any, stream: bo
     choice = {"type": "function", "function": {"name": "weather"}}
     message, reason = talk(client, stream, **say('!say {"place": "Bonn"}', tools=[TOOL], tool_choice=choice))
     assert (message.tool_calls[0].function.name, message.tool_calls[0].function.arguments, reason) == (
-        "weather", '{"place": "Bonn"}', "tool_calls",
+        "weather", '{"place":"Bonn"}', "tool_calls",
     )  # fmt: skip
 
 

@@ -23,8 +23,8 @@ from conch.wire.openai.response import (
 )
 from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
 from conch.wire.openai.tool_calls import read_tools
-from conch.wire.output.calls import parser_for
 from conch.wire.output.events import ArgumentsDelta, OutputEvent, OutputParser, ReasoningDelta, TextDelta, ToolCallStart
+from conch.wire.output.parsers import parser_for
 from conch.wire.output.tools import Tools
 
 _ROLES: Final = {

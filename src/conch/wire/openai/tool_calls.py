@@ -10,7 +10,7 @@ from urllib.parse import quote
 import orjson
 
 from conch.wire.openai.reading import ApiError, Fields, wrong
-from conch.wire.output.tools import Tools
+from conch.wire.output.tools import Tools, parameter_types
 
 _ANY_ARGUMENTS: Final = {"type": "object", "additionalProperties": True}
 
@@ -26,17 +26,18 @@ def read_tools(fields: Fields) -> Tools:
             raise ApiError("'tool_choice' asks for a tool, but 'tools' is missing", "tool_choice")
         return Tools()
     schemas = dict(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools))
-    offered, names = orjson.dumps(tools), frozenset(schemas)
+    parameters = {name: parameter_types(schema) for name, schema in schemas.items()}
+    offered = orjson.dumps(tools)
     if choice is None or choice == "auto":
-        return Tools(offered, "auto", names=names, single=single)
+        return Tools(offered, "auto", parameters=parameters, single=single)
     if choice == "none":
         return Tools()
     if choice == "required":
-        return Tools(offered, "required", names=names, schema=_calls_schema(schemas, single))
+        return Tools(offered, "required", parameters=parameters, schema=_calls_schema(schemas, single), single=single)
     name = _named(choice)
     if name not in schemas:
         raise ApiError(f"'tool_choice' names '{name}', which is not among 'tools'", "tool_choice")
-    return Tools(offered, "named", name, names, schemas[name])
+    return Tools(offered, "named", name, parameters, schemas[name])
 
 
 def _tool(tool: Any, path: str) -> tuple[str, dict[str, Any]]:

@@ -1,248 +1,255 @@
-"""Parsers of tool calls that are written as JSON.
-
-Formats: ``<tool_call>{…}</tool_call>`` (Hermes, Qwen), ``[TOOL_CALLS]`` with a list or ``name{…}`` (Mistral),
-``<|python_tag|>{…}`` and bare ``{"name": …, "parameters": …}`` (Llama 3). Text that only resembles a call stays text.
-"""
+"""Reads blocks of tool calls as they arrive."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Collection
+from typing import Any, Final, Literal, Protocol
 from uuid import uuid4
 
-import orjson
-
-from conch.wire.output.events import ArgumentsDelta, OutputEvent, OutputParser, TextDelta, TextParser, ToolCallStart
+from conch.wire.output.events import ArgumentsDelta, OutputEvent, ToolCallStart
+from conch.wire.output.formats import Block, Header
+from conch.wire.output.parameters import ParameterNotation, ParameterReader
 from conch.wire.output.tools import Tools
+from conch.wire.output.values import ValueReader, loads
 
-_OPEN: Final = "<tool_call>"
-_CLOSE: Final = "</tool_call>"
-#: Marks followed only by calls.
-_REST: Final = ("[TOOL_CALLS]", "<|python_tag|>")
-_MARKS: Final = (_OPEN, *_REST)
-_MARK: Final = re.compile("|".join(map(re.escape, _MARKS)))
-#: Prefixes of a call without a mark, without white space.
-_BARE: Final = (
-    '{"name":',
-    '[{"name":',
-    '{"type":"function",',
-    '[{"type":"function",',
-    '{"arguments":',
-    '{"parameters":',
+#: The maximum number of characters in front of the arguments of a call; a longer text is no call.
+_MOST: Final = 400
+#: The beginning of a JSON object that is a call, up to its arguments.
+_OBJECT: Final = re.compile(
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?(?:"function"\s*:\s*\{\s*)?'
+    r'(?:"(?:id|tool_call_id)"\s*:\s*"[^"\\]*"\s*,\s*)?'
+    r'"(?:name|tool_name)"\s*:\s*"(?P<name>[^"\\\ud800-\udfff]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_NAMED: Final = re.compile(r"\s*([\w.-]+)\s*(?:\[ARGS\])?\s*(?=\{)")
-_BETWEEN: Final = re.compile(rf"(?:[\s;,]|{_MARK.pattern})*")
-_SPACE: Final = re.compile(r"\s+")
-_decoder: Final = json.JSONDecoder(strict=False)
 
 
-def parser_for(tools: Tools) -> OutputParser:
-    """Return the parser of a conversation with ``tools``."""
-    match tools.mode:
-        case "auto":
-            return CallParser(tools)
-        case "required":
-            return ListParser()
-        case "named":
-            return ArgumentsParser(tools.name)
-    return TextParser()
+class ArgumentsReader(Protocol):
+    """Reads the arguments of a call: ``ValueReader`` or ``ParameterReader``."""
+
+    rest: str | None
+
+    def feed(self, text: str) -> str: ...
+
+    def finish(self) -> str: ...
 
 
-def call_events(index: int, name: str, arguments: str) -> list[OutputEvent]:
-    """Return the events of a call with a new identifier."""
-    start = ToolCallStart(index, f"call_{uuid4().hex}", name)
-    return [start, ArgumentsDelta(index, arguments)] if arguments else [start]
-
-
-class CallParser:
-    """Finds marks anywhere in the text, and a call of one of the tools without a mark at its beginning."""
+class Calls:
+    """Numbers the calls of a choice; without parallel calls, only the first one has events."""
 
     def __init__(self, tools: Tools) -> None:
-        self._names = tools.names
+        self.parameters = tools.parameters
         self._limit = 1 if tools.single else None
+        self._count = 0
+
+    def begin(self, name: str, id: str = "") -> list[OutputEvent]:
+        """Return the event for the beginning of the next call."""
+        self._count += 1
+        if not self._current:
+            return []
+        return [ToolCallStart(self._count - 1, id or f"call_{uuid4().hex}", name)]
+
+    def arguments(self, text: str) -> list[OutputEvent]:
+        """Return the event for a part of the arguments of the current call."""
+        return [ArgumentsDelta(self._count - 1, text)] if text and self._current else []
+
+    @property
+    def any(self) -> bool:
+        """Whether a call has begun."""
+        return self._count > 0
+
+    @property
+    def _current(self) -> bool:
+        return self._limit is None or self._count <= self._limit
+
+
+class BlockReader:
+    """Reads the calls of a block.
+
+    The state is ``reading`` until the block has ``ended``, or has ``failed`` because it has no call; ``rest`` is then
+    the text after the block, or all of its text. Only calls of ``known`` tools count, None: any call.
+    """
+
+    def __init__(self, block: Block, calls: Calls, known: Collection[str] | None = None) -> None:
+        self.state: Literal["reading", "ended", "failed"] = "reading"
+        self.rest = ""
+        self._block = block
+        self._calls = calls
+        self._known = known
         self._pending = ""
-        #: White space before a mark, which is content only if no call follows.
-        self._space = ""
-        self._state = "start"
-        self._calls = 0
+        #: The text of the block, until its first call begins.
+        self._text: list[str] | None = []
+        self._arguments: ArgumentsReader | None = None
+        #: The object around the arguments, its text until its call begins, and its JSON.
+        self._object: ValueReader | None = None
+        self._source = ""
+        self._json: list[str] = []
 
     def feed(self, text: str) -> list[OutputEvent]:
+        """Add text; return the events that are certain."""
+        if self._text is not None:
+            self._text.append(text)
         self._pending += text
-        return list(self._go())
-
-    def finish(self) -> list[OutputEvent]:
-        pending, self._pending = self._pending, ""
-        calls = None
-        if self._state == "hermes":
-            calls = _calls_in(pending.removeprefix(_OPEN))
-        elif self._state == "rest":
-            calls = _calls_in(_MARK.sub("", pending, count=1), named=True)
-        elif self._state == "bare":
-            calls = _calls_in(pending)
-            if calls and not all(name in self._names for name, _ in calls):
-                calls = None
-        if calls:
-            return self._emit(calls)
-        # White space between and after calls is not content.
-        return [TextDelta(self._space + pending)] if pending and not (self._calls and pending.isspace()) else []
-
-    def _go(self) -> Iterator[OutputEvent]:
-        while True:
-            before = (self._state, len(self._pending))
-            match self._state:
-                case "start":
-                    self._begin()
-                case "text":
-                    yield from self._text()
-                case "hermes":
-                    yield from self._hermes()
-            if (self._state, len(self._pending)) == before:
-                return
-
-    def _begin(self) -> None:
-        """Choose between text and a call without a mark once enough text has arrived."""
-        compact = _SPACE.sub("", self._pending[:200])
-        if not compact:
-            return
-        if compact.startswith(_BARE):
-            self._state = "bare"
-        elif not any(start.startswith(compact) for start in _BARE):
-            self._state = "text"
-
-    def _text(self) -> Iterator[OutputEvent]:
-        match = _MARK.search(self._pending)
-        if match is not None:
-            content, self._pending = self._pending[: match.start()], self._pending[match.start() :]
-            self._state = "hermes" if match.group() == _OPEN else "rest"
-            shown = content.rstrip()
-            self._space = content[len(shown) :]
-            if shown:
-                yield TextDelta(shown)
-            return
-        sure = len(self._pending) - _partial_mark(self._pending)
-        content = self._pending[:sure]
-        # White space before a call is not content, and a call may follow.
-        sure = len(content.rstrip())
-        if sure:
-            yield TextDelta(self._pending[:sure])
-            self._pending = self._pending[sure:]
-
-    def _hermes(self) -> Iterator[OutputEvent]:
-        end = self._pending.find(_CLOSE)
-        if end < 0:
-            return
-        block, self._pending = self._pending[: end + len(_CLOSE)], self._pending[end + len(_CLOSE) :]
-        space, self._space = self._space, ""
-        self._state = "text"
-        calls = _calls_in(block[len(_OPEN) : -len(_CLOSE)])
-        if calls:
-            yield from self._emit(calls)
-        else:
-            yield TextDelta(space + block)
-
-    def _emit(self, calls: list[tuple[str, str]]) -> list[OutputEvent]:
         events: list[OutputEvent] = []
-        for name, arguments in calls:
-            if self._limit is None or self._calls < self._limit:
-                events += call_events(self._calls, name, arguments)
-                self._calls += 1
+        while self.state == "reading" and self._step(events):
+            pass
         return events
 
-
-class ListParser:
-    """Parses a text that is a JSON list of calls."""
-
-    def __init__(self) -> None:
-        self._pending: list[str] = []
-
-    def feed(self, text: str) -> list[OutputEvent]:
-        self._pending.append(text)
-        return []
+    def begin(self, mark: str) -> None:
+        """Add the mark of the block as the beginning of its first header; ``rest`` does not include it."""
+        self._pending = mark
 
     def finish(self) -> list[OutputEvent]:
-        text = "".join(self._pending)
-        calls = _calls_in(text)
-        if calls:
-            return [event for index, call in enumerate(calls) for event in call_events(index, *call)]
-        return [TextDelta(text)] if text else []
+        """Return the events at the end of the text, which ends the block."""
+        events: list[OutputEvent] = []
+        if self._arguments is not None and self._arguments.rest is None:
+            events = self._calls.arguments(self._arguments.finish() or "{}")
+        if self.state == "reading":
+            unread = "" if self._object is not None or self._block.close.startswith(self._pending) else self._pending
+            self._end(unread)
+        return events
 
+    def _end(self, rest: str) -> None:
+        """End the block; it has failed if no call has begun."""
+        if self._text is None:
+            self.state, self.rest = "ended", rest
+        else:
+            self.state, self.rest = "failed", "".join(self._text)
 
-class ArgumentsParser:
-    """Passes on a text that is the arguments of a single function, part by part."""
+    def _step(self, events: list[OutputEvent]) -> bool:
+        if self._object is not None:
+            return self._read_object(events)
+        if self._arguments is not None:
+            return self._read_arguments(events)
+        block = self._block
+        between = block.between.match(self._pending)
+        pending = self._pending = self._pending[between.end() :] if between is not None else self._pending
+        if not pending:
+            return False
+        if block.close and pending.startswith(block.close):
+            self._end(pending[len(block.close) :])
+            return False
+        if block.objects and pending[0] == "{":
+            self._object = ValueReader()
+            self._source, self._json = "", []
+            return True
+        for header in block.headers:
+            match = header.pattern.match(pending)
+            if match is not None:
+                return self._begin(header, match, events)
+        if block.close and block.close.startswith(pending):
+            return False
+        if not block.headers or len(pending) > _MOST or (block.close and block.close in pending):
+            self._end(pending)
+        return False
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def _begin(self, header: Header, match: re.Match[str], events: list[OutputEvent]) -> bool:
+        name = match["name"].strip()
+        if self._known is not None and name not in self._known:
+            self._end(self._pending)
+            return False
+        types = self._calls.parameters.get(name, {})
+        match header.arguments:
+            case "python":
+                self._arguments = ValueReader(arguments=True, names=list(types), marks=self._block.quotes)
+            case "value":
+                self._arguments = ObjectReader(self._block.quotes)
+            case ParameterNotation() as notation:
+                self._arguments = ParameterReader(notation, types)
+        self._text = None
+        self._pending = self._pending[match.end() :]
+        events += self._calls.begin(name, match.groupdict().get("id") or "")
+        return True
 
-    def feed(self, text: str) -> list[OutputEvent]:
-        if self._name:
-            name, self._name = self._name, ""
-            return call_events(0, name, text)
-        return [ArgumentsDelta(0, text)] if text else []
+    def _read_arguments(self, events: list[OutputEvent]) -> bool:
+        reader = self._arguments
+        assert reader is not None
+        events += self._calls.arguments(reader.feed(self._pending))
+        if reader.rest is None:
+            self._pending = ""
+            return False
+        self._pending, self._arguments = reader.rest, None
+        return True
 
-    def finish(self) -> list[OutputEvent]:
-        return self.feed("") if self._name else []
+    def _read_object(self, events: list[OutputEvent]) -> bool:
+        """Read an object with a name and arguments; the arguments are read twice, alone and in it."""
+        text, self._pending = self._pending, ""
+        around = self._object
+        assert around is not None
+        if self._arguments is not None:
+            around.feed(text)
+            self._feed_arguments(text, events)
+        else:
+            self._json.append(around.feed(text))
+            self._source += text
+            match = _OBJECT.match(self._source)
+            if match is not None and (self._known is None or match["name"] in self._known):
+                self._text = None
+                events += self._calls.begin(match["name"])
+                self._arguments = ValueReader()
+                self._feed_arguments(self._source[match.end() :], events)
+                self._source, self._json = "", []
+        if around.rest is None:
+            return False
+        self._pending, self._object = around.rest, None
+        if self._arguments is not None:
+            self._arguments = None
+            return True
+        call = self._call(loads("".join(self._json)))
+        if call is None:
+            self._end(self._pending if self._text is not None else "")
+            return False
+        self._text = None
+        events += self._calls.begin(call[0])
+        events += self._calls.arguments(call[1])
+        return True
 
+    def _feed_arguments(self, text: str, events: list[OutputEvent]) -> None:
+        if self._arguments is not None and self._arguments.rest is None:
+            events += self._calls.arguments(self._arguments.feed(text))
 
-def _partial_mark(text: str) -> int:
-    """Return the number of characters at the end of ``text`` that may begin a mark."""
-    for mark in _MARKS:
-        start = text.rfind(mark[0], -len(mark) + 1)
-        while start >= 0:
-            if mark.startswith(text[start:]):
-                return len(text) - start
-            start = text.find(mark[0], start + 1)
-    return 0
-
-
-def _calls_in(text: str, *, named: bool = False) -> list[tuple[str, str]] | None:
-    """Return the name and arguments (JSON) of each call in a text of objects or lists of objects; None otherwise.
-
-    With ``named``, ``name{…}`` is also a call.
-    """
-    calls: list[tuple[str, str]] = []
-    at = 0
-    while (at := _between(text, at)) < len(text):
-        name = _NAMED.match(text, at) if named else None
-        try:
-            value, at = _decoder.raw_decode(text, at if name is None else name.end())
-        except (ValueError, RecursionError):
+    def _call(self, value: Any) -> tuple[str, str] | None:
+        """Return the name and the arguments of a call in another form; None if ``value`` is no call."""
+        if type(value) is not dict:
             return None
-        for item in [{"name": name[1], "arguments": value}] if name is not None else _listed(value):
-            call = _call(item)
-            if call is None:
-                return None
-            calls.append(call)
-    return calls
+        if type(value.get("function")) is dict:
+            value = value["function"]
+        name = value.get("name", value.get("tool_name"))
+        member = next((member for member in ("arguments", "parameters") if member in value), None)
+        if type(name) is not str or not name or "\ufffd" in name:
+            return None
+        if self._known is not None and (name not in self._known or member is None):
+            return None
+        arguments = value[member] if member is not None else None
+        if type(arguments) is dict:
+            return name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+        return name, json_object(arguments if type(arguments) is str else "")
 
 
-def _between(text: str, at: int) -> int:
-    """Return the index after white space, separators and marks that may precede a call."""
-    match = _BETWEEN.match(text, at)
-    return match.end() if match is not None else at
+class ObjectReader(ValueReader):
+    """Reads arguments that are an object; other text, which follows a call without arguments, is not read."""
+
+    def __init__(self, quotes: tuple[str, ...] = ()) -> None:
+        super().__init__(marks=quotes)
+        self._space = ""
+        self._begun = False
+
+    def feed(self, text: str) -> str:
+        if self._begun or self.rest is not None:
+            return super().feed(text)
+        self._space += text
+        bare = self._space.lstrip()
+        if not bare:
+            return ""
+        self._begun = True
+        if bare[0] == "{":
+            return super().feed(bare)
+        self.rest = bare
+        return "{}"
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if type(value) is list else [value]
-
-
-def _call(value: Any) -> tuple[str, str] | None:
-    if type(value) is not dict:
-        return None
-    if type(value.get("function")) is dict:
-        value = value["function"]
-    name = value.get("name")
-    arguments = value.get("arguments", value.get("parameters"))
-    if type(name) is not str or not name or not _is_utf8(name):
-        return None
-    if type(arguments) is str and _is_utf8(arguments):
-        return name, arguments
-    try:
-        return name, orjson.dumps({} if arguments is None else arguments).decode()
-    except orjson.JSONEncodeError:  # numbers beyond 64 bits, lone surrogates
-        return name, json.dumps(arguments)
-
-
-def _is_utf8(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+def json_object(text: str) -> str:
+    """Return arguments in a text as a JSON object; ``{}`` if it does not begin with one."""
+    reader = ValueReader()
+    bare = text.lstrip()
+    return reader.feed(bare) + reader.finish() if bare[:1] == "{" else "{}"

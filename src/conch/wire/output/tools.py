@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+#: The types of Python's values in an enumeration.
+_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", list: "array",
+                 dict: "object"}  # fmt: skip
+#: The maximum depth of references and combinations in a schema that are followed.
+_DEPTH: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,13 +18,51 @@ class Tools:
     """The tools as passed to the chat template (``offered``, JSON), and how calls appear in the model's text.
 
     ``mode`` is ``none`` (the text is content), ``auto`` (marks identify calls), ``required`` (the text is a JSON list
-    of calls) or ``named`` (the text is the arguments of ``name``). ``schema`` is the schema that the text must match.
-    ``single`` allows only one call.
+    of calls) or ``named`` (the text is the arguments of ``name``). ``parameters`` has the types of each parameter of
+    each tool, in order. ``schema`` is the schema that the text must match. ``single`` allows only one call.
     """
 
     offered: bytes | None = None
     mode: Literal["none", "auto", "required", "named"] = "none"
     name: str = ""
-    names: frozenset[str] = frozenset()
+    parameters: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
     schema: dict[str, Any] | None = None
     single: bool = False
+
+
+def parameter_types(schema: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the JSON types that the schema of a tool's arguments allows for each parameter; none if it allows all."""
+    properties = schema.get("properties")
+    if type(properties) is not dict:
+        return {}
+    return {name: list(dict.fromkeys(_types(value, schema, 0))) for name, value in properties.items()}
+
+
+def _types(value: Any, root: Mapping[str, Any], depth: int) -> list[str]:
+    if type(value) is not dict or depth > _DEPTH:
+        return []
+    if type(kind := value.get("type")) is str:
+        return [kind, *(["null"] if value.get("nullable") is True else ())]
+    if type(kind) is list:
+        return [name for name in kind if type(name) is str]
+    if type(values := value.get("enum")) is list:
+        return [_TYPES[type(item)] for item in values if type(item) in _TYPES]
+    if "const" in value:
+        return [_TYPES[type(value["const"])]] if type(value["const"]) in _TYPES else []
+    if type(reference := value.get("$ref")) is str:
+        return _types(_target(reference, root), root, depth + 1)
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        if type(schemas := value.get(keyword)) is list:
+            types = [_types(schema, root, depth + 1) for schema in schemas]
+            if all(types) or keyword == "allOf":
+                return [name for names in types for name in names]
+            return []
+    return []
+
+
+def _target(reference: str, root: Mapping[str, Any]) -> Any:
+    """Return the schema for a reference within the document; None if it is elsewhere."""
+    node: Any = root if reference.startswith("#") else None
+    for step in reference.removeprefix("#").split("/")[1:]:
+        node = node.get(step.replace("~1", "/").replace("~0", "~")) if type(node) is dict else None
+    return node

@@ -297,7 +297,7 @@ async def test_the_tools_of_a_chat_are_found_in_its_answer(offloader: Offloader)
         "l", 1, 0, {**LANGUAGE.inputs, "tools": TensorSpec("tools", "BYTES", (1,))}, LANGUAGE.outputs
     )
     plan, _ = await decode_openai_elsewhere(offloader, json.dumps(body).encode(), "chat", lambda name: model)
-    assert plan.tools.names == {"a", "b"} and plan.tools.mode == "auto"  # type: ignore[union-attr]
+    assert plan.tools.parameters == {"b": {}, "a": {}} and plan.tools.mode == "auto"  # type: ignore[union-attr]
 
 
 async def test_an_openai_error_names_its_member(offloader: Offloader) -> None:

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.wire.output.calls import ArgumentsParser, CallParser, ListParser
 from conch.wire.output.events import ArgumentsDelta, OutputParser, TextDelta, ToolCallStart
+from conch.wire.output.parsers import parser_for
 from conch.wire.output.tools import Tools
+from tests.unit.wire.output.reading import Message, read
 
-NAMES = frozenset({"weather", "time.now"})
+TYPES = {"weather": {"place": ["string"]}, "time.now": {}}
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"place": "Bonn"}}\n</tool_call>'
 BONN = ("weather", {"place": "Bonn"})
 
 
-def auto(*, single: bool = False) -> CallParser:
-    return CallParser(Tools(b"", "auto", names=NAMES, single=single))
-
-
-def read(parser: OutputParser, *pieces: str) -> tuple[str, list[tuple[str, Any]]]:
-    """The content and the calls that all events add up to."""
-    content, calls = "", []
-    for event in [event for piece in pieces for event in parser.feed(piece)] + parser.finish():
-        match event:
-            case TextDelta(text):
-                content += text
-            case ToolCallStart(index, _, name):
-                assert index == len(calls)
-                calls.append([name, ""])
-            case ArgumentsDelta(index, text):
-                calls[index][1] += text
-    return content, [(name, json.loads(arguments)) for name, arguments in calls]
+def auto(*, single: bool = False) -> OutputParser:
+    """The parser for a model that does not report its format."""
+    return parser_for(Tools(b"", "auto", parameters=TYPES, single=single))
 
 
 @pytest.mark.parametrize(
@@ -63,11 +48,11 @@ def read(parser: OutputParser, *pieces: str) -> tuple[str, list[tuple[str, Any]]
     ],
 )  # fmt: skip
 def test_calls_are_found_however_the_text_is_cut(text: str, content: str, calls: list[tuple[str, Any]]) -> None:
-    got, found = read(auto(), text)
-    assert (got.rstrip(), found) == (content, calls)
-    assert read(auto(), *text) == (got, calls)
+    message = Message(content, calls=calls)
+    assert read(auto(), text) == message
+    assert read(auto(), *text) == message
     for at in range(len(text)):
-        assert read(auto(), text[:at], text[at:]) == (got, calls), at
+        assert read(auto(), text[:at], text[at:]) == message, at
 
 
 @pytest.mark.parametrize(
@@ -89,8 +74,8 @@ def test_calls_are_found_however_the_text_is_cut(text: str, content: str, calls:
     ],
 )
 def test_text_that_is_no_call_is_kept_however_it_is_cut(text: str) -> None:
-    assert read(auto(), text) == (text, [])
-    assert read(auto(), *text) == (text, [])
+    assert read(auto(), text) == Message(text)
+    assert read(auto(), *text) == Message(text)
 
 
 @given(
@@ -99,8 +84,8 @@ def test_text_that_is_no_call_is_kept_however_it_is_cut(text: str) -> None:
     )
 )
 def test_no_text_is_lost_or_fails(pieces: list[str]) -> None:
-    content, calls = read(auto(), *pieces)
-    assert calls or "".join(content.split()) == "".join("".join(pieces).split())
+    message = read(auto(), *pieces)
+    assert message.calls or "".join(message.content.split()) == "".join("".join(pieces).split())
 
 
 def test_text_is_passed_on_before_its_end() -> None:
@@ -110,20 +95,34 @@ def test_text_is_passed_on_before_its_end() -> None:
     assert parser.feed(" you") == [TextDelta(" < you")]
     assert parser.feed("<tool_call>") == []
     start, arguments = parser.feed('{"name": "weather"}</tool_call>')
+    assert isinstance(start, ToolCallStart)
     assert (start.index, start.name, arguments) == (0, "weather", ArgumentsDelta(0, "{}"))
 
 
 def test_only_one_call_where_they_may_not_be_parallel() -> None:
-    assert read(auto(single=True), HERMES + HERMES) == ("", [BONN])
+    assert read(auto(single=True), HERMES + HERMES) == Message(calls=[BONN])
 
 
-@pytest.mark.parametrize("make", [lambda: ArgumentsParser("weather")])
-def test_arguments_are_passed_on_as_they_come(make: Callable[[], OutputParser]) -> None:
-    assert read(make(), '{"place": ', '"Bonn"}') == ("", [BONN])
-    assert len(make().feed("{")) == 2
+def named() -> OutputParser:
+    return parser_for(Tools(b"", "named", "weather", parameters=TYPES))
+
+
+def test_arguments_of_a_named_tool_are_passed_on_as_they_come() -> None:
+    assert read(named(), '{"place": ', '"Bonn"}') == Message(calls=[BONN])
+    parser = named()
+    start, arguments = parser.feed('{"place": "Bo')
+    assert isinstance(start, ToolCallStart)
+    assert (start.name, arguments) == ("weather", ArgumentsDelta(0, '{"place":"Bo'))
+    assert parser.finish() == [ArgumentsDelta(0, '"}')]
+
+
+def test_named_tool_is_called_without_any_text() -> None:
+    assert read(named()) == Message(calls=[("weather", {})])
 
 
 def test_list_of_calls() -> None:
-    text = '[{"name": "weather", "parameters": {"place": "Bonn"}}]'
-    assert read(ListParser(), *text) == ("", [BONN])
-    assert read(ListParser(), text[:20]) == (text[:20], [])
+    text = '[{"name": "weather", "parameters": {"place": "Bonn"}}, {"name": "time.now", "parameters": {}}]'
+    required = Tools(b"", "required", parameters=TYPES)
+    assert read(parser_for(required), *text) == Message(calls=[BONN, ("time.now", {})])
+    assert read(parser_for(required), text[:20]) == Message(text[:20])
+    assert read(parser_for(required), text[:47]) == Message(calls=[("weather", {"place": "B"})])

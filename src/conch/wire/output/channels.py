@@ -1,0 +1,107 @@
+"""Parses harmony, the output format of GPT-OSS: messages in channels.
+
+A message is ``<|start|>assistant<|channel|>CHANNEL<|message|>TEXT`` up to ``<|end|>``, ``<|call|>`` or ``<|return|>``;
+the prompt has the first ``<|start|>assistant``. The channel ``analysis`` is the reasoning, a message with a recipient
+(``to=functions.NAME``) is a call, and the others are the answer. Source: OpenAI's description of harmony.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from conch.wire.output.calls import Calls, ObjectReader
+from conch.wire.output.events import OutputEvent, ReasoningDelta, TextDelta
+from conch.wire.output.tools import Tools
+from conch.wire.output.values import partial
+
+_START: Final = "<|start|>"
+_CHANNEL: Final = "<|channel|>"
+_MESSAGE: Final = "<|message|>"
+#: Marks that end a message.
+_ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", _START, _CHANNEL)
+_MARKS: Final = (*_ENDS, _MESSAGE)
+_END: Final = re.compile("|".join(map(re.escape, _ENDS)))
+_RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
+_NAME: Final = re.compile(r"<\|channel\|>\s*(\w+)")
+#: Beginnings of a header, in front of its first mark.
+_HEADERS: Final = ("assistant", "to=", _CHANNEL, _START, _MESSAGE)
+
+
+class ChannelParser:
+    """Parses the messages of a choice; text without a header is the answer.
+
+    Messages of the same kind are separated by an empty line.
+    """
+
+    def __init__(self, tools: Tools) -> None:
+        self._calls = Calls(tools)
+        self._offered = tools.mode == "auto"
+        self._pending = ""
+        #: What the current message is; None in a header.
+        self._event: type[TextDelta] | type[ReasoningDelta] | None = None
+        self._arguments: ObjectReader | None = None
+        #: The kinds of messages that have text, and whether the current one has.
+        self._written: set[type[TextDelta] | type[ReasoningDelta]] = set()
+        self._begun = False
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        self._pending += text
+        events: list[OutputEvent] = []
+        while self._read_header(events) if self._event is None else self._read_message(events):
+            pass
+        return events
+
+    def finish(self) -> list[OutputEvent]:
+        events: list[OutputEvent] = []
+        if self._event is None and not any(mark in self._pending for mark in _MARKS):
+            self._event = TextDelta
+        if self._event is not None:
+            self._pass_on(len(self._pending), events)
+            self._end_message(events)
+        return events
+
+    def _read_header(self, events: list[OutputEvent]) -> bool:
+        """Read up to the text of a message; False if more text is needed."""
+        self._pending = self._pending.lstrip()
+        end = self._pending.find(_MESSAGE)
+        if end >= 0:
+            header, self._pending = self._pending[:end], self._pending[end + len(_MESSAGE) :]
+            recipient, channel = _RECIPIENT.search(header), _NAME.search(header)
+            self._event = ReasoningDelta if channel is not None and channel[1] == "analysis" else TextDelta
+            if recipient is not None and self._offered:
+                self._arguments = ObjectReader()
+                events += self._calls.begin(recipient[1].removeprefix("functions."))
+            return True
+        if any(self._pending.startswith(start) or start.startswith(self._pending) for start in _HEADERS):
+            return False
+        self._event = TextDelta
+        return True
+
+    def _read_message(self, events: list[OutputEvent]) -> bool:
+        """Read the text of a message; False if more text is needed."""
+        end = _END.search(self._pending)
+        if end is None:
+            self._pass_on(len(self._pending) - partial(self._pending, _MARKS), events)
+            return False
+        self._pass_on(end.start(), events)
+        mark = end.group()
+        self._pending = self._pending if mark in (_START, _CHANNEL) else self._pending[len(mark) :]
+        self._end_message(events)
+        return True
+
+    def _pass_on(self, end: int, events: list[OutputEvent]) -> None:
+        """Pass on the first ``end`` characters."""
+        text, self._pending = self._pending[:end], self._pending[end:]
+        if self._arguments is not None:
+            events += self._calls.arguments(self._arguments.feed(text))
+        elif text and self._event is not None:
+            separator = "\n\n" if not self._begun and self._event in self._written else ""
+            events.append(self._event(separator + text))
+            self._begun = True
+            self._written.add(self._event)
+
+    def _end_message(self, events: list[OutputEvent]) -> None:
+        if self._arguments is not None and self._arguments.rest is None:
+            events += self._calls.arguments(self._arguments.finish() or "{}")
+        self._event, self._arguments, self._begun = None, None, False

@@ -1,0 +1,253 @@
+"""The parsers of generated texts, and the choice of the parser for a conversation.
+
+Text that only resembles a call stays text. Marks inside reasoning are part of the reasoning.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from conch.wire.output.calls import BlockReader, Calls
+from conch.wire.output.channels import ChannelParser
+from conch.wire.output.events import ArgumentsDelta, OutputEvent, OutputParser, ReasoningDelta, TextDelta, TextParser
+from conch.wire.output.formats import Block, OutputFormat, load
+from conch.wire.output.tools import Tools
+from conch.wire.output.values import ValueReader, partial
+
+#: Prefixes of a call without a mark, without white space.
+_BARE: Final = (
+    '{"name":', '[{"name":', '{"type":"function",', '[{"type":"function",', '{"arguments":', '{"parameters":',
+    '{"function":',
+)  # fmt: skip
+_PYTHON: Final = re.compile(r"\[(?P<name>[A-Za-z_][\w.-]*)\(")
+_PYTHON_START: Final = re.compile(r"\[(?:[A-Za-z_][\w.-]{0,127})?")
+_SPACE: Final = re.compile(r"\s+")
+
+
+def parser_for(tools: Tools, output_format: str = "", *, structured: bool = False) -> OutputParser:
+    """Return the parser of a choice.
+
+    ``output_format`` is the one of the model's signature, empty for a model that does not report it. ``structured``:
+    the text has a structure that the request demands, so it is the answer.
+    """
+    match tools.mode:
+        case "required":
+            return ListParser(tools)
+        case "named":
+            return ArgumentsParser(tools)
+    if structured:
+        return TextParser()
+    known = load(output_format)
+    if known.calls == "harmony":
+        return ChannelParser(tools)
+    if tools.mode == "none" and not known.reasoning and not known.call_format.special:
+        return TextParser()
+    return MarkParser(tools, known)
+
+
+class MarkParser:
+    """Parses a text in which marks begin and end reasoning and calls.
+
+    Reasoning, and calls without a mark, begin only where no answer has begun: at the beginning, and after reasoning or
+    a call.
+    """
+
+    def __init__(self, tools: Tools, output_format: OutputFormat) -> None:
+        calls, offered = output_format.call_format, tools.mode == "auto"
+        self._calls = Calls(tools)
+        self._names = tools.parameters.keys()
+        self._blocks = calls.blocks if offered else {}
+        self._bare = calls.bare if offered else None
+        self._open, self._close = output_format.reasoning or ("", "")
+        #: Special tokens, which are never content.
+        self._special = {*(calls.tokens if calls.special else ()), *output_format.answer}
+        self._marks = tuple(
+            sorted({*self._blocks, *self._special, *output_format.reasoning}, key=len, reverse=True)
+        )  # fmt: skip
+        self._pattern = re.compile("|".join(map(re.escape, self._marks)))
+        self._pending = ""
+        #: White space before a mark, which is content only if text follows.
+        self._space = ""
+        self._reader: BlockReader | None = None
+        #: The mark of the block that is read; empty for a block without one.
+        self._mark = ""
+        self._reasons = False
+        #: Whether the answer has not begun, and whether white space before it is left out.
+        self._fresh = True
+        self._trims = False
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        self._pending += text
+        events: list[OutputEvent] = []
+        while self._step(events):
+            pass
+        return _joined(events)
+
+    def finish(self) -> list[OutputEvent]:
+        events: list[OutputEvent] = []
+        while self._reader is not None:
+            events += self._reader.finish()
+            self._end_block(self._reader, events)
+            while self._step(events):
+                pass
+        if self._reasons:
+            self._think(len(self._pending), events)
+        elif not self._trims or self._pending.strip():
+            self._answer(self._pending, events)
+        return _joined(events)
+
+    def _step(self, events: list[OutputEvent]) -> bool:
+        """Read the next part; False if more text is needed."""
+        if self._reader is not None:
+            text, self._pending = self._pending, ""
+            events += self._reader.feed(text)
+            return self._end_block(self._reader, events)
+        if self._reasons:
+            return self._read_reasoning(events)
+        if self._trims:
+            self._pending = self._pending.lstrip()
+        return bool(self._pending) and (self._begin_bare() or self._read_text(events))
+
+    def _end_block(self, reader: BlockReader, events: list[OutputEvent]) -> bool:
+        """Continue after a block that has ended; False if it has not."""
+        if reader.state == "reading":
+            return False
+        self._reader = None
+        self._pending = reader.rest
+        if reader.state == "ended":
+            self._space = ""
+            self._fresh = self._trims = True
+        else:
+            self._fresh = False
+            self._answer("" if self._mark in self._special else self._mark, events)
+        return True
+
+    def _begin_bare(self) -> bool:
+        """Begin a block without a mark if the text begins with a call."""
+        if self._bare is None or not self._fresh or not self._begins_call():
+            return False
+        self._reader, self._mark = BlockReader(self._bare, self._calls, self._names), ""
+        return True
+
+    def _begins_call(self) -> bool:
+        compact = _SPACE.sub("", self._pending[:200])
+        call = _PYTHON.match(compact)
+        return compact.startswith(_BARE) or (call is not None and call["name"] in self._names)
+
+    def _may_begin_call(self) -> bool:
+        if self._bare is None or not self._fresh:
+            return False
+        compact = _SPACE.sub("", self._pending[:200])
+        return any(start.startswith(compact) for start in _BARE) or _PYTHON_START.fullmatch(compact) is not None
+
+    def _read_text(self, events: list[OutputEvent]) -> bool:
+        if self._may_begin_call():
+            return False
+        match = self._pattern.search(self._pending)
+        while match is not None and self._is_text(match):
+            match = self._pattern.search(self._pending, match.end())
+        if match is None:
+            sure = len(self._pending) - partial(self._pending, self._marks)
+            sure = len(self._pending[:sure].rstrip())
+            text, self._pending = self._pending[:sure], self._pending[sure:]
+            self._answer(text, events)
+            return False
+        mark, text = match.group(), self._pending[: match.start()]
+        self._pending = self._pending[match.end() :]
+        shown = text.rstrip()
+        self._answer(shown, events)
+        self._space += text[len(shown) :]
+        if mark in self._blocks:
+            block = self._blocks[mark]
+            self._reader, self._mark = BlockReader(block, self._calls), mark
+            if block.keeps_mark:
+                self._reader.begin(mark)
+        elif mark == self._open:
+            self._reasons = self._trims = True
+            self._space = ""
+        return True
+
+    def _is_text(self, match: re.Match[str]) -> bool:
+        """Whether a mark of reasoning is text, because an answer stands before it."""
+        begun = not self._fresh or bool(self._pending[: match.start()].strip())
+        return begun and match.group() in (self._open, self._close) and match.group() not in self._special
+
+    def _read_reasoning(self, events: list[OutputEvent]) -> bool:
+        end = self._pending.find(self._close)
+        if end < 0:
+            sure = len(self._pending) - partial(self._pending, (self._close,))
+            self._think(len(self._pending[:sure].rstrip()), events)
+            return False
+        self._think(len(self._pending[:end].rstrip()), events)
+        self._pending = self._pending.lstrip()[len(self._close) :]
+        self._reasons = False
+        self._fresh = self._trims = True
+        return True
+
+    def _think(self, end: int, events: list[OutputEvent]) -> None:
+        """Pass on the first ``end`` characters as reasoning."""
+        text, self._pending = self._pending[:end], self._pending[end:]
+        if self._trims:
+            text = text.lstrip()
+        if text:
+            self._trims = False
+            events.append(ReasoningDelta(text))
+
+    def _answer(self, text: str, events: list[OutputEvent]) -> None:
+        """Pass on text as the answer."""
+        if text:
+            events.append(TextDelta(self._space + text))
+            self._space = ""
+            self._fresh = self._trims = False
+
+
+class ListParser:
+    """Parses a text that is a JSON list of calls."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._reader = BlockReader(Block(objects=True), Calls(tools))
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        return _joined(self._reader.feed(text))
+
+    def finish(self) -> list[OutputEvent]:
+        events = self._reader.finish()
+        if self._reader.state == "failed" and self._reader.rest:
+            events.append(TextDelta(self._reader.rest))
+        return events
+
+
+class ArgumentsParser:
+    """Parses a text that is the arguments of a single function."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._name = tools.name
+        self._calls = Calls(tools)
+        self._reader = ValueReader()
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        events = [] if self._calls.any else self._calls.begin(self._name)
+        return events + self._calls.arguments(self._reader.feed(text))
+
+    def finish(self) -> list[OutputEvent]:
+        events = [] if self._calls.any else self._calls.begin(self._name)
+        if self._reader.rest is None:
+            events += self._calls.arguments(self._reader.finish() or "{}")
+        return events
+
+
+def _joined(events: list[OutputEvent]) -> list[OutputEvent]:
+    """Return the events with one event in place of consecutive parts of the same text."""
+    joined: list[OutputEvent] = []
+    for event in events:
+        match joined[-1:], event:
+            case [TextDelta(before)], TextDelta(text):
+                joined[-1] = TextDelta(before + text)
+            case [ReasoningDelta(before)], ReasoningDelta(text):
+                joined[-1] = ReasoningDelta(before + text)
+            case [ArgumentsDelta(index, before)], ArgumentsDelta(same, text) if index == same:
+                joined[-1] = ArgumentsDelta(index, before + text)
+            case _:
+                joined.append(event)
+    return joined
