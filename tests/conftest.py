@@ -21,6 +21,10 @@ from tests.models import build
 from tests.oracle import OracleUnavailable, TritonServer, install
 from tests.servers import ConchServer
 
+# Two parts of the tests run at a time, so both cores are busy, and threads that compute one tiny tensor together would
+# mostly wait for each other by spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 Server = ConchServer | TritonServer
 Start = Callable[..., Server]
 

@@ -65,7 +65,7 @@ def test_the_walkthroughs_request_is_answered(models: Path, tmp_path: Path) -> N
         *entry_point(), f"--model-repository={mounted}/model_repository", "--allow-oci=true", f"--oci-port={port}",
         "--allow-http=false", "--allow-grpc=false", "--metrics-port=0",
     ]  # fmt: skip
-    variables = {"MODEL_DEPLOY_PREDICT_ENDPOINT": path, "OMP_NUM_THREADS": "1"}
+    variables = {"MODEL_DEPLOY_PREDICT_ENDPOINT": path}
     with started(command, {}, variables, (f"127.0.0.1:{port}", "/health"), tmp_path / "log") as address:
         answers = [post(address, asked, REQUEST) for asked in (path, "/predict")]
     assert [answer.status for answer in answers] == [200, 200], answers

@@ -75,7 +75,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
     cache = tmp_path_factory.mktemp("cache")
     add_to_cache(cache, "tiny/classifier", repository / "classifier" / "1")
-    environment = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     with ConchServer(repository, log=cache / "server.log", env=environment) as server:
         yield server
 
@@ -269,7 +269,7 @@ def test_a_worker_that_is_killed_comes_back(
     repository: Path, tmp_path: Path, stack: ExitStack, background: Background
 ) -> None:
     shutil.copytree(repository / "classifier", tmp_path / "models" / "classifier")
-    server = stack.enter_context(ConchServer(tmp_path / "models", env={"OMP_NUM_THREADS": "1"}))
+    server = stack.enter_context(ConchServer(tmp_path / "models"))
     [worker] = workers(server)
     asked = [background(ask, server, "classifier", *texts(64, seed)) for seed in range(16)]
     os.kill(worker.pid, signal.SIGKILL)

@@ -19,7 +19,7 @@ from tests.e2e.processes import workers
 from tests.events import eventually
 from tests.servers import ConchServer
 
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
 NO_BATCHES = """
     backend: "huggingface" max_batch_size: 0
     input { name: "text_input" data_type: TYPE_STRING dims: [1] }

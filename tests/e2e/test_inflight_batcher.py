@@ -83,7 +83,7 @@ def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     code = {"1/model.py": (FAMILY / "tensorrt_llm_bls" / "1" / "model.py").read_text()}
     write(repository, "accumulating", bls.replace("tensorrt_llm_bls", "accumulating", 1), code)
     build_old(repository, checkpoint)
-    with ConchServer(repository, log=folder / "server.log", env={"OMP_NUM_THREADS": "1"}) as server:
+    with ConchServer(repository, log=folder / "server.log") as server:
         yield server
 
 

@@ -118,7 +118,12 @@ class Options:
     max_batch_tokens: int = _parameter(
         0, "tokens with padding", "1024 on a CPU, 16384 on a GPU", "maximum tokens in a run"
     )
-    threads: int = _parameter(0, "cores", "those that the process may use", "cores shared by the instances")
+    threads: int = _parameter(
+        0,
+        "cores",
+        "those that the process may use; with PyTorch, `OMP_NUM_THREADS` for each instance if it is set",
+        "cores shared by the instances",
+    )
     trust_remote_code: bool = _parameter(False, "`true`, `false`", "`false`", "run Python code from the checkpoint")
     cache_dir: str = _parameter("", "folder", "the Hub's cache", "where the model's files are downloaded to")
     offline: bool = _parameter(False, "`true`, `false`", "`false`", "download nothing")

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
@@ -60,13 +60,21 @@ def shared_pool_threads(threads: int, instances: int) -> int:
     return max(1, threads - max(1, instances) + 1)
 
 
+_OPENMP: Final = "OMP_NUM_THREADS"
+
+
+def openmp_threads(cores: int, instances: int) -> int:
+    """Return the size of an instance's pool of OpenMP: ``OMP_NUM_THREADS``, or its share of ``cores``."""
+    value = os.environ.get(_OPENMP, "").partition(",")[0].strip()  # after a comma: the sizes of nested pools
+    return int(value) if value.isdecimal() and int(value) else threads_per_instance(cores, instances)
+
+
 def openmp(cores: int, instances: int) -> dict[str, str]:
     """Return the environment variable that limits OpenMP to an instance's share of ``cores``.
 
     Must be set before a library that uses OpenMP is imported. An existing value in the environment takes precedence.
     """
-    name = "OMP_NUM_THREADS"
-    return {name: os.environ.get(name) or str(threads_per_instance(cores, instances))}
+    return {_OPENMP: os.environ.get(_OPENMP) or str(threads_per_instance(cores, instances))}
 
 
 def _v2(group: Path) -> float | None:

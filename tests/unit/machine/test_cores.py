@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from conch.machine.facts import cpu_flags, shared_pool_threads, threads_per_instance, usable_cores
+from conch.machine.facts import (
+    cpu_flags,
+    openmp,
+    openmp_threads,
+    shared_pool_threads,
+    threads_per_instance,
+    usable_cores,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +86,15 @@ def test_callers_and_the_threads_of_a_common_pool_make_the_cores() -> None:
 
 def test_pools_of_their_own_divide_the_cores() -> None:
     assert [threads_per_instance(8, instances) for instances in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("value", "threads"), [("3", 3), ("3,2", 3), ("", 4), ("0", 4), ("all", 4)])
+def test_the_operators_limit_of_openmp_takes_precedence(
+    monkeypatch: pytest.MonkeyPatch, value: str, threads: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert openmp_threads(8, 2) == threads
+    assert openmp(8, 2) == {"OMP_NUM_THREADS": value or "4"}
 
 
 @pytest.mark.parametrize("name", ["flags\t\t", "Features\t"])

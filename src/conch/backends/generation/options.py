@@ -18,7 +18,7 @@ from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.config.parameters import Parameter
 from conch.core.errors import invalid
-from conch.machine.facts import usable_cores
+from conch.machine.facts import openmp_threads, usable_cores
 
 #: The types of the KV cache of engine ``llamacpp``.
 CACHE_VALUES: Final = "`f32`, `f16`, `bf16`, `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0`, `iq4_nl`"
@@ -120,7 +120,7 @@ def engine_spec(
         gguf=checkpoint.gguf,
         device="cuda" if instance["kind"] == "GPU" else "cpu",
         device_id=int(instance["device_id"]),
-        threads=options.threads or usable_cores(),
+        threads=options.threads or openmp_threads(usable_cores(), 1),
         dtype=_dtype(checkpoint),
         trust_remote_code=options.trust_remote_code,
         context=context or checkpoint.positions,

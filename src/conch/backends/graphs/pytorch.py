@@ -29,7 +29,7 @@ from conch.config.parameters import Parameter, ParameterTable, parameter_texts
 from conch.core.errors import ConchError, internal, invalid, one_line, unsupported
 from conch.core.tensors import CONFIG_NAME
 from conch.machine import extras
-from conch.machine.facts import openmp, threads_per_instance, usable_cores
+from conch.machine.facts import openmp, openmp_threads, usable_cores
 
 _INDEXED: Final = re.compile(r".+__(\d+)")
 
@@ -64,7 +64,7 @@ PARAMETERS: Final = ParameterTable(
         Parameter(
             "INTRA_OP_THREAD_COUNT",
             "threads",
-            "the usable cores, shared by the instances",
+            "`OMP_NUM_THREADS` if it is set, else the usable cores, shared by the instances",
             "threads that compute one operator",
         ),
         Parameter("INTER_OP_THREAD_COUNT", "threads", "PyTorch's", "threads that run tasks forked by TorchScript"),
@@ -279,7 +279,7 @@ class PyTorchBackend(ModelFileBackend):
         self._settings = settings = torch_settings(self.config)
         self._torch = torch = extras.load("backend 'pytorch'", "torch")
         self._device = {"GPU": f"cuda:{instance['device_id']}", "CPU": "cpu"}.get(instance["kind"], "")
-        self._threads = settings.threads or threads_per_instance(usable_cores(), instance["count"])
+        self._threads = settings.threads or openmp_threads(usable_cores(), instance["count"])
         if settings.inter_op_threads:
             torch.set_num_interop_threads(settings.inter_op_threads)
         _set_up_jit(torch, settings)

@@ -29,7 +29,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import Code, ConchError, internal, invalid, one_line, unsupported
 from conch.core.lengths import on_grid
 from conch.machine import extras
-from conch.machine.facts import shared_pool_threads, threads_per_instance, usable_cores
+from conch.machine.facts import openmp_threads, shared_pool_threads, threads_per_instance, usable_cores
 
 
 class NetworkEngine(ABC):
@@ -287,7 +287,9 @@ class TorchEngine(NetworkEngine):
             self._vocabulary = VocabularyPooling(self._network, *splade)
             self.outputs = (POOLED,)
         self._floats = self._network.dtype
-        self._threads = threads_per_instance(threads or usable_cores(), instances)
+        self._threads = (
+            threads_per_instance(threads, instances) if threads else openmp_threads(usable_cores(), instances)
+        )
         self._thread = threading.local()
 
     def require_tensors(self, arrays: Mapping[str, Array]) -> None:

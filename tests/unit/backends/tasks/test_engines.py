@@ -180,8 +180,12 @@ def test_torch_computes_in_the_type_asked_for_and_answers_in_fp32(bert: Path) ->
     )
 
 
-def test_cores_are_divided_among_the_threads_that_call_torch(bert: Path) -> None:
-    engine = TorchEngine(bert, "AutoModel", threads=4, instances=2)
+@pytest.mark.parametrize("threads", [4, 0], ids=["threads", "OMP_NUM_THREADS"])
+def test_each_thread_that_calls_torch_has_its_share_of_the_cores(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3" if threads else "2")
+    engine = TorchEngine(bert, "AutoModel", threads=threads, instances=2)
     arrays = _tokens(1, 4)
     del arrays["token_type_ids"]
 
