@@ -23,6 +23,7 @@ PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 #: Seconds of sound that the tiny Whisper hears at once.
 WINDOW: Final = 2
 RATE: Final = 16_000
+_TOWER: Final = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 def word_tokenizer() -> Any:
@@ -183,17 +184,65 @@ def depth(folder: Path) -> Path:
 def clip(folder: Path) -> Path:
     """A CLIP, which compares images with texts."""
     tokenizer: Any = word_tokenizer()
-    tower = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     text = {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "eos_token_id": 1, "bos_token_id": 1}
     settings = transformers.CLIPConfig(
-        text_config={**tower, **text, "pad_token_id": 0},
-        vision_config={**tower, "image_size": 32, "patch_size": 8},
+        text_config={**_TOWER, **text, "pad_token_id": 0},
+        vision_config={**_TOWER, "image_size": 32, "patch_size": 8},
         projection_dim=16,
     )
     processor = transformers.CLIPImageProcessorPil(
         size={"height": 32, "width": 32}, crop_size={"height": 32, "width": 32}
     )
     return _save(folder, transformers.CLIPModel, settings, tokenizer, processor)
+
+
+def siglip(folder: Path) -> Path:
+    """A SigLIP for texts of 16 tokens, whose network takes no attention mask."""
+    text = {"vocab_size": 120, "max_position_embeddings": 16, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+    settings = transformers.SiglipConfig(
+        text_config={**_TOWER, **text}, vision_config={**_TOWER, "image_size": 32, "patch_size": 8}
+    )
+    processor = transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32})
+    _save(folder, transformers.SiglipModel, settings, word_tokenizer(), processor)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_input_names": ["input_ids"]}))
+    return folder
+
+
+def siglip2(folder: Path) -> Path:
+    """A SigLIP2, which keeps the proportions of images."""
+    characters = sorted(set("▁" + TEXT.lower().replace(" ", "▁").replace("\n", "")))
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *characters]
+    tokenizer: Any = transformers.Siglip2Tokenizer(vocab={token: id for id, token in enumerate(tokens)})
+    text = {"vocab_size": len(tokens), "max_position_embeddings": 64, "pad_token_id": 0}
+    settings = transformers.Siglip2Config(
+        text_config={**_TOWER, **text, "eos_token_id": 1, "bos_token_id": 2},
+        vision_config={**_TOWER, "num_patches": 16},
+    )  # fmt: skip
+    return _save(folder, transformers.Siglip2Model, settings, tokenizer, transformers.Siglip2ImageProcessorPil())
+
+
+def align(folder: Path) -> Path:
+    """An ALIGN: a BERT, and convolutions for images."""
+    vision = {"image_size": 32, "hidden_dim": 64, "depth_divisor": 8, "width_coefficient": 0.1}
+    settings = transformers.AlignConfig(
+        text_config={**_TOWER, "vocab_size": 120, "max_position_embeddings": 64},
+        vision_config={**vision, "depth_coefficient": 0.1}, projection_dim=32,
+    )  # fmt: skip
+    size = {"height": 32, "width": 32}
+    processor = transformers.EfficientNetImageProcessorPil(size=size, crop_size=size)
+    return _save(folder, transformers.AlignModel, settings, word_tokenizer(), processor)
+
+
+def chinese_clip(folder: Path) -> Path:
+    """A Chinese-CLIP, whose texts are read by a BERT."""
+    settings = transformers.ChineseCLIPConfig(
+        text_config={**_TOWER, "vocab_size": 120, "max_position_embeddings": 64},
+        vision_config={**_TOWER, "image_size": 32, "patch_size": 8}, projection_dim=16,
+    )  # fmt: skip
+    size = {"height": 32, "width": 32}
+    processor = transformers.ChineseCLIPImageProcessorPil(size=size, crop_size=size)
+    return _save(folder, transformers.ChineseCLIPModel, settings, word_tokenizer(), processor)
 
 
 def speaker(folder: Path) -> Path:

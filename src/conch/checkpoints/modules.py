@@ -14,7 +14,7 @@ from string import punctuation
 from typing import Any, Final
 
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.task import COLBERT
+from conch.checkpoints.task import COLBERT, CONTRASTIVE
 from conch.core.errors import invalid, unsupported
 
 SETTINGS: Final = "config_sentence_transformers.json"
@@ -26,7 +26,7 @@ _PYLATE: Final = "ColBERT"
 #: The weights of the heads of BGE-M3.
 HEADS: Final = ("sparse_linear.pt", "colbert_linear.pt")
 #: Modules with a network that transformers loads.
-NETWORKS: Final = frozenset({"Transformer", "MLMTransformer"})
+NETWORKS: Final = frozenset({"Transformer", "MLMTransformer", "CLIPModel"})
 #: Modules that read texts: those, and tables with a row for each token.
 READERS: Final = NETWORKS | {"StaticEmbedding", "SparseStaticEmbedding"}
 #: Modules that compute features from features.
@@ -49,6 +49,17 @@ KEYS: Final = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 MODES: Final = frozenset(KEYS.values())
+#: The output of methods that embed texts or images.
+FEATURES: Final = "pooler_output"
+#: The methods of CLIP's and similar networks, which are also those of a CLIPModel module.
+_CONTRASTIVE_CONFIG: Final[Mapping[str, Any]] = {
+    "modality_config": {
+        kind: {"method": f"get_{kind}_features", "method_output_name": FEATURES} for kind in ("text", "image")
+    },
+    "module_output_name": "sentence_embedding",
+}
+#: Model types whose networks were trained with texts of the maximum length, because they take no attention mask.
+_FILLED: Final = ("siglip", "siglip2")
 #: Names of the hidden size in config.json.
 _SIZES: Final = ("hidden_size", "d_model", "dim", "n_embd")
 #: The features that modules read and write.
@@ -82,6 +93,14 @@ class Module:
         if self.kind == "WeightedLayerPooling":
             return TOKENS
         return str(self.config.get("module_output_name") or (SENTENCE if "Pooling" in self.kind else self.source))
+
+    @property
+    def methods(self) -> tuple[str, str] | None:
+        """The methods of the network that read texts and images; None if it reads only texts."""
+        inputs = self.config.get("modality_config") or {}
+        text, image = (inputs.get(kind) or {} for kind in ("text", "image"))
+        methods = str(text.get("method")), str(image.get("method"))
+        return methods if methods == ("get_text_features", "get_image_features") else None
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -165,9 +184,10 @@ class EmbeddingModel:
         if listed:
             modules = tuple(reader.module(entry.get("type"), entry.get("path")) for entry in listed)
         else:
-            modules = (reader.module(_NAMESPACE + "Transformer", ""),)
+            contrastive = checkpoint.config.get("model_type") in CONTRASTIVE
+            modules = (reader.module(_NAMESPACE + ("CLIPModel" if contrastive else "Transformer"), ""),)
             if family == DENSE:
-                modules += (Module("Pooling"),)
+                modules += () if contrastive else (Module("Pooling"),)
             else:
                 modules += (legacy.projection(checkpoint),)
         modules += legacy.appended()
@@ -232,6 +252,11 @@ class EmbeddingModel:
     def networks(self) -> bool:
         """Whether any module has a network."""
         return any(module.kind in NETWORKS for task in self.tasks for module in self.path_of(task))
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model embeds images as well as texts."""
+        return any(self.path_of(task)[0].methods is not None for task in self.tasks)
 
 
 def family_of(checkpoint: Checkpoint) -> str:
@@ -366,6 +391,10 @@ class _ModuleReader:
             return self._router(path)
         if kind in NETWORKS:
             config = {**self.legacy.transformer, **self.checkpoint.transformer_config(path)}
+            if kind == "CLIPModel":
+                config = {**_CONTRASTIVE_CONFIG, **config}
+                if not self.checkpoint.modules() and self.checkpoint.config.get("model_type") in _FILLED:
+                    config["processing_kwargs"] = {"text": {"padding": "max_length"}}
             return _checked_network(source, Module(kind, path, config))
         optional = kind in ("StaticEmbedding", "SparseStaticEmbedding", "Normalize", "Dropout", "MultiVectorMask")
         config = self._config(path, optional=optional)
@@ -405,7 +434,7 @@ def _checked_network(source: str, module: Module) -> Module:
     inputs = config.get("modality_config") or {"text": {}}
     text = inputs.get("text")
     method = text.get("method", "forward") if isinstance(text, dict) else None
-    if "message" in inputs or method != "forward":
+    if "message" in inputs or (method != "forward" and module.methods is None):
         what = "texts as chat messages" if "message" in inputs else f"{', '.join(inputs)} through {method}"
         raise unsupported(f"'{source}': its Transformer module reads {what}, which is not served")
     processing = {
@@ -498,10 +527,13 @@ def _size(checkpoint: Checkpoint, modules: Sequence[Module]) -> int:
     for module in modules:
         config = module.config
         match module.kind:
-            case "Transformer" | "MLMTransformer":
+            case "Transformer" | "MLMTransformer" | "CLIPModel":
                 document = checkpoint.json(joined(module.path, "config.json")) or {}
                 inner = document.get("text_config")
-                names = ("vocab_size",) if predicts_tokens(module) else _SIZES
+                names: Sequence[str] = ("vocab_size",) if predicts_tokens(module) else _SIZES
+                if module.methods is not None:
+                    filled = document.get("model_type") in _FILLED
+                    names = ("projection_size", "hidden_size") if filled else ("projection_dim",)
                 documents = (document, inner if isinstance(inner, dict) else {})
                 sizes = (entry[name] for entry in documents for name in names if isinstance(entry.get(name), int))
                 size = next(sizes, -1)

@@ -81,7 +81,8 @@ _AUDIO: Final = frozenset({
     "data2vec-audio", "whisper",
 })  # fmt: skip
 _ALWAYS_TRANSLATES: Final = frozenset({"marian", "m2m_100", "nllb-moe", "fsmt"})
-_CONTRASTIVE: Final = frozenset({"clip", "siglip", "siglip2", "align", "altclip", "chinese_clip", "metaclip_2"})
+#: Model types of networks that embed texts and images into one space.
+CONTRASTIVE: Final = frozenset({"clip", "siglip", "siglip2", "align", "altclip", "chinese_clip", "metaclip_2"})
 
 #: The class of sentence-transformers for pairs of texts, and the architecture in folders of Stanford's ColBERT.
 CROSS_ENCODER: Final = "CrossEncoder"
@@ -194,7 +195,7 @@ def _task_of_architecture(
         if architecture.endswith(ending):
             return card if card in others else task
     if card in ("", "transformers") and architecture.endswith(("Model", "Encoder")):
-        if kind in _CONTRASTIVE:
+        if kind in CONTRASTIVE:
             return "zero-shot-image-classification"
         return "image-feature-extraction" if images else "feature-extraction"
     return ""

@@ -233,7 +233,8 @@ class TorchEngine(NetworkEngine):
     ``threads`` cores (0: all usable cores) are divided among the threads. ``dtype`` is ``float32``, ``bfloat16``,
     ``float16`` or ``auto`` (FP32 on a CPU, the stored type on a GPU). ``outputs`` are by
     default those of the head. With ``splade``, the strategy and activation of a SpladePooling module, the output is
-    ``POOLED``. Raises UNSUPPORTED if torch or transformers is not installed, INVALID_ARG for a checkpoint that cannot
+    ``POOLED``. ``methods`` are those of the network that read texts and images, if its ``forward`` reads only both
+    together. Raises UNSUPPORTED if torch or transformers is not installed, INVALID_ARG for a checkpoint that cannot
     be loaded.
     """
 
@@ -252,6 +253,7 @@ class TorchEngine(NetworkEngine):
         trust_remote_code: bool = False,
         outputs: Sequence[str] = (),
         splade: tuple[str, bool] | None = None,
+        methods: tuple[str, str] | None = None,
     ) -> None:
         extras.require("engine 'torch'", "torch", "transformers")
         import torch
@@ -286,6 +288,7 @@ class TorchEngine(NetworkEngine):
         if splade is not None:
             self._vocabulary = VocabularyPooling(self._network, *splade)
             self.outputs = (POOLED,)
+        self._methods = methods or ("forward", "forward")
         self._floats = self._network.dtype
         self._threads = (
             threads_per_instance(threads, instances) if threads else openmp_threads(usable_cores(), instances)
@@ -306,7 +309,9 @@ class TorchEngine(NetworkEngine):
                 return {POOLED: self._vocabulary(tensors).float().cpu().numpy()}
             if HIDDEN_STATES in self.outputs:
                 tensors["output_hidden_states"] = True
-            outputs = self._network(**tensors)
+            reads_text, reads_image = self._methods
+            method = reads_image if "pixel_values" in tensors else reads_text
+            outputs = (self._network if method == "forward" else getattr(self._network, method))(**tensors)
             return {name: self._array(outputs[name]) for name in self.outputs}
 
     def _array(self, output: Any) -> Array:
@@ -378,14 +383,15 @@ def open_engine(
     torch_class: type[TorchEngine] = TorchEngine,
     outputs: Sequence[str] = (),
     splade: tuple[str, bool] | None = None,
+    methods: tuple[str, str] | None = None,
 ) -> NetworkEngine:
     """Open the engine for ``checkpoint`` on ``device`` (``cpu``, ``cuda``), for ``instances`` concurrent threads.
 
-    ``head`` is the class of transformers that loads the network; only torch, ``torch_class``, uses it, ``outputs`` and
-    ``splade``. The order of precedence is: the variant or engine in the options, the verdict of ``conch convert``
-    (which may select between two variants by shape), the files in the folder. A verdict is measured on a CPU, so on a
-    GPU the checkpoint's own weights take precedence over it. Raises INVALID_ARG if the requested variant or engine does
-    not exist, UNSUPPORTED if a library is missing.
+    ``head`` is the class of transformers that loads the network; only torch, ``torch_class``, uses it, ``outputs``,
+    ``splade`` and ``methods``. The order of precedence is: the variant or engine in the options, the verdict of
+    ``conch convert`` (which may select between two variants by shape), the files in the folder. A verdict is measured
+    on a CPU, so on a GPU the checkpoint's own weights take precedence over it. Raises INVALID_ARG if the requested
+    variant or engine does not exist, UNSUPPORTED if a library is missing.
     If the second variant is UNSUPPORTED, the first runs alone and sets ``warning``.
     """
     name, precision, graph = choose(checkpoint, device)
@@ -401,6 +407,7 @@ def open_engine(
             trust_remote_code=checkpoint.options.trust_remote_code,
             outputs=outputs,
             splade=splade,
+            methods=methods,
             **cores,
         )
     elif graph is None:

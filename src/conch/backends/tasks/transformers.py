@@ -153,6 +153,19 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
         )
 
 
+def load_image_processor(checkpoint: Checkpoint, name: str = "AutoImageProcessor") -> Any:
+    """Load a processor of images, on Pillow and numpy, so that results do not depend on torchvision.
+
+    ``name`` is the class of transformers: ``AutoProcessor`` reads texts too.
+    """
+    with loading(checkpoint, "image processor"):
+        import transformers
+
+        return getattr(transformers, name).from_pretrained(
+            checkpoint.directory, backend="pil", trust_remote_code=checkpoint.options.trust_remote_code
+        )
+
+
 #: Optional inputs by name: datatype, minimum and maximum.
 PARAMETERS: Final[Mapping[str, tuple[str, float, float]]] = {
     "max_new_tokens": ("INT32", 1, 1 << 16),

@@ -16,7 +16,7 @@ from conch.backends.base.arrays import Array, Request, Result
 from conch.backends.tasks import media
 from conch.backends.tasks.classification import apply, best_first, checked_top_k, default_function, mislabelled
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
-from conch.backends.tasks.transformers import loading
+from conch.backends.tasks.transformers import load_image_processor, loading
 from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import ConchError, invalid
 from conch.core.inference import TensorSpec
@@ -25,6 +25,15 @@ from conch.core.inference import TensorSpec
 TOP_K: Final = 5
 #: The maximum number of images in one run of the engine, except for a larger request.
 BATCH_IMAGES: Final = 32
+
+
+def processed(processor: Any, images: Sequence[Any], **settings: Any) -> dict[str, Array]:
+    """Convert Pillow images to a network's inputs. Raises INVALID_ARG for images that cannot get the network's size."""
+    try:
+        features = processor(images=list(images), return_tensors="np", **settings)
+        return {name: np.asarray(value) for name, value in features.items()}
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise invalid(f"the model does not accept input 'image': {error}") from error
 
 
 class PreparedImages(PreparedRequest):
@@ -47,18 +56,13 @@ class ImageClassification(Task):
     def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
         self._pixels = media.max_pixels(checkpoint.options)
         media.require_images(checkpoint.task)
-        with loading(checkpoint, "image processor"):
-            import transformers
-
-            processors: Any = transformers.AutoImageProcessor
-            self._processor = processors.from_pretrained(
-                checkpoint.directory, backend="pil", trust_remote_code=checkpoint.options.trust_remote_code
-            )
+        self._processor = load_image_processor(checkpoint)
         self._engine = open_engine("AutoModelForImageClassification")
         self._engine.require_outputs(("logits",), checkpoint.source)
         with loading(checkpoint, "network for images"):
-            self._engine.require_tensors(self._arrays([media.example_image()]))
-            self._engine.run(self._arrays([media.example_image()]))
+            example = processed(self._processor, [media.example_image()])
+            self._engine.require_tensors(example)
+            self._engine.run(example)
         self._labels = checkpoint.labels or []
         self._config = checkpoint.config
         self._top_k = checkpoint.options.top_k or TOP_K
@@ -82,17 +86,7 @@ class ImageClassification(Task):
         if not images:
             raise invalid("the request has no rows")
         top_k = checked_top_k(request.option("top_k", self._top_k), 1 << 31)
-        try:
-            arrays = self._arrays(images)
-        except (ValueError, TypeError, ZeroDivisionError) as error:
-            # The processor cannot resize the image to the network's size.
-            raise invalid(f"the model does not accept input 'image': {error}") from error
-        return PreparedImages(request, arrays, top_k)
-
-    def _arrays(self, images: Sequence[Any]) -> dict[str, Array]:
-        """Convert Pillow images to the network's inputs."""
-        features = self._processor(images=list(images), return_tensors="np")
-        return {name: np.asarray(value) for name, value in features.items()}
+        return PreparedImages(request, processed(self._processor, images), top_k)
 
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         requests = [prepared for prepared in batch if isinstance(prepared, PreparedImages)]

@@ -134,7 +134,10 @@ class Examples:
         self._encoder = encoder
         self._pair = pair
         self._bound = rounding(engine.precision)
-        self._short = self._encoded(SHORT, encoder.max_length)
+        # Half of the maximum length at most, so that the long text pads the short one.
+        special = encoder.tokenizer.special_token_count(pair=pair)
+        self._limit = min(encoder.max_length, max(encoder.max_length // 2, special + 1 + pair))
+        self._short = self._encoded(SHORT, self._limit)
 
     def require_tensors(self) -> None:
         """Raise INVALID_ARG, naming the weights, if outputs depend on missing weights."""
@@ -156,7 +159,7 @@ class Examples:
     def require_likeness(self, tokenizer: Any) -> None:
         """Raise INVALID_ARG if tokens or outputs differ from transformers; ``tokenizer`` is that of transformers."""
         texts = [SHORT, SHORT] if self._pair else [SHORT]
-        encoding = tokenizer(*texts, truncation=True, max_length=self._encoder.max_length)
+        encoding = tokenizer(*texts, truncation=True, max_length=self._limit)
         ids = self._short.ids.tolist()
         if list(encoding["input_ids"]) != ids:
             raise unlike(f"'{SHORT}' is {encoding['input_ids']} to its tokenizer, and {ids} by tokenizer.json")
@@ -282,7 +285,7 @@ class EncoderNetwork(ABC):
         before = monotonic_ns()
         for run in self.divide([sequences[index] for index in left]):
             indices = [left[index] for index in run]
-            padded = self._pad([sequences[index] for index in indices], [requests[index] for index in indices])
+            padded = self.pad([sequences[index] for index in indices], [requests[index] for index in indices])
             if all(request.request.cancelled for request in padded.requests):
                 continue
             if spent and spent + padded.ids.size > self.budget and work.others_wait():
@@ -318,7 +321,8 @@ class EncoderNetwork(ABC):
         """Run the network on ``arrays``, the inputs of ``batch``; runs besides this one are counted in ``work``."""
         return self.engine.run(arrays)
 
-    def _pad(self, sequences: Sequence[Tokens], requests: Sequence[EncodedRequest]) -> PaddedBatch:
+    def pad(self, sequences: Sequence[Tokens], requests: Sequence[EncodedRequest]) -> PaddedBatch:
+        """Return the batch of a run; the first sequence must be the longest."""
         if self.sharing is not Sharing.PADDED:
             return PaddedBatch(sequences, requests, self.encoder.pad_id)
         longest = len(sequences[0].ids)

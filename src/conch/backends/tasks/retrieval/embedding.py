@@ -7,15 +7,17 @@ A request may name a prompt of the checkpoint (``prompt_name``) and say whether 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from conch.backends.base.arrays import Request, Result
 from conch.backends.tasks.encoders.encoder_task import TEXT, texts_of
+from conch.backends.tasks.retrieval.images import IMAGE, ImageTextPipeline
 from conch.backends.tasks.retrieval.outputs import output_specs
-from conch.backends.tasks.retrieval.pipeline import Pipeline, TextRequest, open_pipeline
+from conch.backends.tasks.retrieval.pipeline import NetworkPipeline, Pipeline, TablePipeline, TextRequest
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.modules import EmbeddingModel, Module
+from conch.checkpoints.modules import NETWORKS, EmbeddingModel, Module
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError
 from conch.core.inference import TensorSpec
@@ -46,7 +48,7 @@ class Embedding(Task):
     @classmethod
     def describe(cls, checkpoint: Checkpoint) -> TaskDescription:
         model = EmbeddingModel.read(checkpoint)
-        inputs = [TEXT]
+        inputs = [replace(TEXT, optional=True), IMAGE] if model.reads_images else [TEXT]
         if model.saved:
             inputs += [TensorSpec(name, "BYTES", (1,), optional=True) for name in (_PROMPT, _TASK)]
         return TaskDescription(tuple(inputs), output_specs(model))
@@ -70,7 +72,8 @@ class Embedding(Task):
         return facts if self.model.networks else {**facts, "engine": "numpy"}
 
     def prepare(self, request: Request) -> PreparedRequest:
-        texts = texts_of(request, TEXT.name)
+        only_images = request.has(IMAGE.name) and not request.has(TEXT.name)
+        texts = [] if only_images else texts_of(request, TEXT.name)
         name, task = self._option(request, _PROMPT), self._option(request, _TASK)
         if task in PURPOSES:
             name = name or (task if task in self.model.prompts.by_name else None)
@@ -96,3 +99,14 @@ class Embedding(Task):
             if own:
                 results |= zip(own, pipeline.execute([requests[index] for index in own], work), strict=True)
         return [results[index] for index in range(len(requests))]
+
+
+def open_pipeline(
+    checkpoint: Checkpoint, model: EmbeddingModel, modules: Sequence[Module], open_engine: OpenEngine
+) -> Pipeline:
+    """Open the pipeline of ``modules``; the first one reads texts, and maybe images."""
+    if modules[0].methods is not None:
+        return ImageTextPipeline(checkpoint, model, modules, open_engine)
+    if modules[0].kind in NETWORKS:
+        return NetworkPipeline(checkpoint, model, modules, open_engine)
+    return TablePipeline(checkpoint, model, modules)

@@ -21,8 +21,8 @@ from conch.backends.tasks.task import ExecutionWork, OpenEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.heads import TokenHeads
 from conch.checkpoints.modules import (
+    FEATURES,
     MULTI_VECTOR,
-    NETWORKS,
     SPARSE,
     TOKENS,
     EmbeddingModel,
@@ -103,15 +103,6 @@ def result_of(encoded: EncodedRequest, values: list[Any]) -> Result:
     if COUNT.name in encoded.request.outputs:
         result.outputs[COUNT.name] = np.array([[len(item.ids)] for item in encoded.sequences], np.uint32)
     return result
-
-
-def open_pipeline(
-    checkpoint: Checkpoint, model: EmbeddingModel, modules: Sequence[Module], open_engine: OpenEngine
-) -> Pipeline:
-    """Open the pipeline of ``modules``; the first one reads texts."""
-    if modules[0].kind in NETWORKS:
-        return NetworkPipeline(checkpoint, model, modules, open_engine)
-    return TablePipeline(checkpoint, model, modules)
 
 
 class NetworkPipeline(EncoderNetwork, Pipeline):
@@ -264,6 +255,8 @@ def open_network(
     if task not in ("", "feature-extraction", "fill-mask"):
         raise unsupported(f"'{checkpoint.source}': its Transformer module has the task '{task}', which embeds no text")
     settings: dict[str, Any] = {} if part is checkpoint else {"part": part}
+    if module.methods is not None:
+        settings["methods"] = module.methods
     if predicts_tokens(module):
         if others and others[0].kind == "SpladePooling":
             settings["splade"] = splade_settings(others[0])
@@ -290,8 +283,9 @@ def gives_layers(part: Checkpoint, module: Module) -> bool:
 
 def output_of(module: Module) -> str:
     """Return the output of the network that a Transformer module gives to the modules after it."""
-    text = (module.config.get("modality_config") or {}).get("text") or {}
-    return str(text.get("method_output_name") or ("logits" if predicts_tokens(module) else HIDDEN[0]))
+    named = (module.config.get("modality_config") or {}).get("text") or {}
+    own = "logits" if predicts_tokens(module) else HIDDEN[0] if module.methods is None else FEATURES
+    return str(named.get("method_output_name") or own)
 
 
 def lower_case(tokenizer: TextTokenizer) -> bool:
