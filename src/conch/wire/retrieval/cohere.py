@@ -5,6 +5,7 @@ Errors are ``{"message": …}``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from conch.core.inference import ModelSignature
 from conch.core.tensors import WireTensor
 from conch.core.text_parameters import MAX_PAIR_TOKENS
 from conch.wire.openai.reading import ApiError, Fields, wrong
+from conch.wire.retrieval.images import IMAGE, image_file, read_content
 from conch.wire.retrieval.inputs import (
     TextOptions,
     checked_texts,
@@ -85,7 +87,10 @@ def _embed(fields: Fields, signature: ModelSignature, version: str) -> DecodedRe
         if kind not in (*DTYPES, "base64"):
             raise wrong("embedding_types", kind, f"one of {', '.join(DTYPES)}, base64")
     dimensions = fields.integer(_SIZES, 1, 2**31 - 1) or 0
+    # The type of images chooses no prompt.
     options = read_prompt(fields, "input_type")
+    if options.prompt_name == IMAGE and not all(isinstance(text, str) for text in texts):
+        options = TextOptions()
     side = fields.text("truncate")
     if side is not None and side not in SIDES:
         raise wrong("truncate", side, "NONE, START or END")
@@ -97,39 +102,27 @@ def _embed(fields: Fields, signature: ModelSignature, version: str) -> DecodedRe
     check_dimensions(signature, dimensions, _SIZES)
     inputs, rows = text_inputs(signature, texts, options, output=output)
     plan = CohereEmbedPlan(
-        rows=rows, outputs=counted(signature, output), parameters=options.parameters, version=version, texts=texts,
+        rows=rows, outputs=counted(signature, output), parameters=options.parameters, version=version,
+        texts=[text for text in texts if isinstance(text, str)],
         types=list(dict.fromkeys(types or ["float"])), dimensions=dimensions,
         by_type=version == "2" or types is not None,
     )  # fmt: skip
     return DecodedRequest(plan, inputs)
 
 
-def _texts(fields: Fields) -> list[str]:
-    """Take ``texts``, or ``inputs`` whose contents are texts."""
-    if fields.take("images") is not None:
-        raise ApiError("'images' are not supported by this model", "images", code=Code.UNSUPPORTED)
-    inputs = fields.array("inputs")
-    if inputs is None:
-        return checked_texts(read_list(fields, "texts"), "texts")
-    if fields.take("texts") is not None:
-        raise ApiError("'texts' cannot be combined with 'inputs'", "texts")
-    texts = []
-    for index, item in enumerate(read_list(Fields({"inputs": inputs}), "inputs")):
-        path = f"inputs[{index}].content"
-        content = item.get("content") if type(item) is dict else None
-        if type(content) is not list or not content:
-            raise wrong(path, content, "an array of parts")
-        texts.append("\n".join([_part(part, f"{path}[{number}]") for number, part in enumerate(content)]))
-    return checked_texts(texts, "inputs")
-
-
-def _part(part: Any, path: str) -> str:
-    kind = part.get("type") if type(part) is dict else None
-    if kind != "text":
-        raise wrong(f"{path}.type", kind, "text: this model embeds nothing else")
-    if type(part.get("text")) is not str:
-        raise wrong(f"{path}.text", part.get("text"), "a string")
-    return str(part["text"])
+def _texts(fields: Fields) -> Sequence[str | bytes]:
+    """Take one of ``texts``, ``images`` (data URLs), and ``inputs`` whose contents are texts or images."""
+    given = [member for member in ("texts", "images", "inputs") if fields.has(member)]
+    if len(given) > 1:
+        raise ApiError(f"'{given[0]}' cannot be combined with '{given[1]}'", given[0])
+    member = given[0] if given else "texts"
+    listed = read_list(fields, member)
+    if member == "images":
+        return [image_file(item, f"images[{index}]") for index, item in enumerate(listed)]
+    if member == "inputs":
+        contents = [item.get("content") if type(item) is dict else None for item in listed]
+        listed = [read_content(content, f"inputs[{index}].content") for index, content in enumerate(contents)]
+    return checked_texts(listed, member)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Reads the texts and options of requests for retrieval, and converts them to the inputs of a model."""
+"""Reads the texts, images and options of requests for retrieval, and converts them to the inputs of a model."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch.core.errors import Code
 from conch.core.inference import ModelSignature, ParameterValue
 from conch.core.tensors import WireTensor
 from conch.core.text_parameters import MAX_LENGTH, PROMPT_TEXT, TRUNCATION
 from conch.wire.openai.inputs import text_tensor
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import ApiError, Fields, wrong
+from conch.wire.retrieval.images import IMAGE, image_file, read_messages
 from conch.wire.retrieval.models import COUNT, PAIR, TOKENS
 
 #: Maximum number of texts in a request.
 MAX_TEXTS: Final = 2048
 #: Maximum number of padded token ids of a request to a model, unless they are at most twice the token ids.
 MAX_PADDED: Final = 1 << 16
+#: Maximum number of images of a request to a model, which holds them in memory together.
+MAX_IMAGES: Final = 16
 #: Largest token id.
 MAX_TOKEN: Final = 2**31 - 1
 #: ``reason`` of errors that some APIs report with a status of their own.
@@ -41,7 +45,8 @@ _TASKS: Final = {
     "classification": "classification", "clustering": "clustering",
 }  # fmt: skip
 
-Texts = list[str] | list[list[int]]
+#: What a request is about: texts and images (the contents of files), or token ids.
+Texts = Sequence[str | bytes] | list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +88,14 @@ def read_list(fields: Fields, member: str, maximum: int = MAX_TEXTS) -> list[Any
 
 
 def checked_texts(values: Iterable[Any], path: str) -> list[str]:
-    """Return ``values``, which must be texts that are not empty. Raises ApiError with the path of any other."""
+    """Return ``values``, which must be texts that are not empty. Raises ApiError with the path of any other.
+
+    Images that have been read, which are bytes, pass.
+    """
     listed = list(values)
     for index, text in enumerate(listed):
+        if type(text) is bytes:
+            continue
         if type(text) is not str:
             raise wrong(f"{path}[{index}]", text, "a string")
         if not text:
@@ -103,8 +113,17 @@ def read_texts(fields: Fields, member: str, maximum: int = MAX_TEXTS) -> list[st
     return checked_texts(read_list(fields, member, maximum), fields.name(member))
 
 
+def read_input(fields: Fields) -> Texts:
+    """Take ``input``, or vLLM's ``messages``."""
+    if not fields.has("messages"):
+        return read_texts_or_tokens(fields, "input")
+    if fields.has("input"):
+        raise ApiError("'messages' cannot be combined with 'input'", "messages")
+    return checked_texts(read_messages(fields), "messages[0].content")
+
+
 def read_texts_or_tokens(fields: Fields, member: str) -> Texts:
-    """Take one text or several, or the token ids of one text or of several."""
+    """Take texts and images, one or several, or the token ids of one text or of several."""
     path = fields.name(member)
     listed = read_list(fields, member, MAX_TOKEN)
     if type(listed[0]) is int:
@@ -113,10 +132,17 @@ def read_texts_or_tokens(fields: Fields, member: str) -> Texts:
         raise ApiError(f"'{path}' has {len(listed)} elements; at most {MAX_TEXTS} are allowed", path, reason=TOO_MANY)
     if type(listed[0]) is list:
         return [checked_tokens(tokens, f"{path}[{index}]") for index, tokens in enumerate(listed)]
-    # Jina writes a text also as an object.
-    return checked_texts(
-        [item["text"] if type(item) is dict and item.keys() == {"text"} else item for item in listed], path
-    )
+    return checked_texts([text_or_image(item, f"{path}[{index}]") for index, item in enumerate(listed)], path)
+
+
+def text_or_image(item: Any, path: str) -> Any:
+    """Return the text or image in an object of Jina's API, and any other value as it is."""
+    if type(item) is dict and len(item) == 1:
+        if "text" in item:
+            return item["text"]
+        if IMAGE in item:
+            return image_file(item[IMAGE], f"{path}.{IMAGE}", bare=True)
+    return item
 
 
 def checked_tokens(ids: Any, path: str) -> list[int]:
@@ -162,6 +188,8 @@ def _batches(texts: Texts, signature: ModelSignature, *, output: str) -> list[sl
     count, spec = len(texts), signature.inputs[PROMPT]
     whole = spec.dims == (-1,) and output in signature.outputs and len(signature.outputs[output].dims) == 2
     size = signature.max_batch_size or (count if whole else 1)
+    if any(type(item) is bytes for item in texts):
+        size = min(size, MAX_IMAGES)
     lengths = [len(row) if type(row) is list else 0 for row in texts]
     starts, longest, total = [0], 0, 0
     for index, length in enumerate(lengths):
@@ -191,7 +219,7 @@ def text_inputs(
         if type(chunk[0]) is list:
             tensors = {TOKEN_IDS: _token_tensor(signature, chunk)}
         else:
-            tensors = {PROMPT: _texts_tensor(signature, PROMPT, chunk)}
+            tensors = _text_tensors(signature, chunk)
         for name in (PROMPT, PAIR) if output == TOKENS else (PROMPT,):  # ignored with token ids, and by a tokenizer
             if name in signature.inputs and not signature.inputs[name].optional and name not in tensors:
                 tensors[name] = _texts_tensor(signature, name, [""] * len(chunk))
@@ -226,6 +254,18 @@ def counted(signature: ModelSignature, *outputs: str) -> tuple[str, ...]:
 
 def _texts_tensor(signature: ModelSignature, name: str, texts: Sequence[str]) -> WireTensor:
     return text_tensor(signature, name, [text.encode() for text in texts])
+
+
+def _text_tensors(signature: ModelSignature, items: Sequence[str | bytes]) -> dict[str, WireTensor]:
+    """Return the inputs for texts and images; the rows of images have no text, and those of texts no image."""
+    files = [item if isinstance(item, bytes) else b"" for item in items]
+    texts = [item if isinstance(item, str) else "" for item in items]
+    if not any(files):
+        return {PROMPT: _texts_tensor(signature, PROMPT, texts)}
+    if IMAGE not in signature.inputs:
+        raise ApiError(f"model '{signature.name}' embeds no images: send texts", code=Code.UNSUPPORTED)
+    tensors = {IMAGE: text_tensor(signature, IMAGE, files)}
+    return {**tensors, PROMPT: _texts_tensor(signature, PROMPT, texts)} if any(texts) else tensors
 
 
 def _token_tensor(signature: ModelSignature, rows: Sequence[list[int]]) -> WireTensor:

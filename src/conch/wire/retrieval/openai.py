@@ -8,7 +8,7 @@ from typing import Any, Final
 from conch.core.inference import ModelSignature
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.sampling import IGNORED
-from conch.wire.retrieval.inputs import TextOptions, counted, read_prompt, read_texts_or_tokens, text_inputs
+from conch.wire.retrieval.inputs import TextOptions, counted, read_input, read_prompt, text_inputs
 from conch.wire.retrieval.models import vector_output
 from conch.wire.retrieval.plans import DecodedRequest, Results, RetrievalPlan, document
 from conch.wire.retrieval.vectors import DTYPES, base64, normalized, quantized, shortened
@@ -46,7 +46,7 @@ def usage(results: Results) -> dict[str, int]:
 
 def read_embeddings(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read the members of a request, except ``model``. Raises ApiError for invalid or unknown ones."""
-    texts = read_texts_or_tokens(fields, "input")
+    texts = read_input(fields)
     form = fields.take("encoding_format")
     if form not in (None, "float", "base64"):
         raise wrong("encoding_format", form, "float or base64")

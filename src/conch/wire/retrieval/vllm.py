@@ -23,8 +23,8 @@ from conch.wire.retrieval.inputs import (
     TextOptions,
     checked_tokens,
     counted,
+    read_input,
     read_texts,
-    read_texts_or_tokens,
     text_inputs,
 )
 from conch.wire.retrieval.models import (
@@ -211,7 +211,7 @@ class PoolingPlan(RetrievalPlan):
 
 def read_pooling(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read a request to ``/pooling``; ``task`` may name what the model does anyway."""
-    texts = read_texts_or_tokens(fields, "input")
+    texts = read_input(fields)
     task = fields.text("task")
     tasks = {
         name: outputs

@@ -32,6 +32,10 @@ EMBEDDER = signature(
     [_TEXT, optional("token_ids", "INT32", (-1,)), optional("prompt_name"), optional("task")],
     [TensorSpec("embedding", "FP32", (8,)), _COUNT, TensorSpec("tokens", "BYTES", (1,))],
 )
+#: Of texts and images.
+IMAGE_EMBEDDER = signature(
+    [optional("text_input"), optional("image"), optional("prompt_name"), optional("task")], [*EMBEDDER.outputs.values()]
+)
 #: Without prompts, token ids and counts.
 PLAIN_EMBEDDER = signature([_TEXT], [TensorSpec("embedding", "FP32", (8,))])
 SPARSE = signature([_TEXT], [TensorSpec("sparse_indices", "INT64", (-1,)), TensorSpec("sparse_values", "FP32", (-1,))])

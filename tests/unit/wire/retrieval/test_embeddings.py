@@ -229,8 +229,8 @@ def test_older_cohere_clients_get_one_list() -> None:
 def test_cohere_takes_texts_as_contents_but_no_images() -> None:
     part = {"type": "text", "text": "a"}
     assert texts(decoded("cohere_embed", inputs=[{"content": [part, part]}])) == [["a\na"]]
-    assert refusal("cohere_embed", inputs=[{"content": [{"type": "image_url"}]}]).param == "inputs[0].content[0].type"
-    assert refusal("cohere_embed", images=["x"]).code is Code.UNSUPPORTED
+    assert refusal("cohere_embed", inputs=[{"content": [{"type": "video"}]}]).param == "inputs[0].content[0].type"
+    assert refusal("cohere_embed", images=["data:image/png;base64,eA=="]).code is Code.UNSUPPORTED
     assert (
         refusal("cohere_embed", texts=["a"], output_dimension=9).message == "'output_dimension' is 9; the model has 8"
     )
@@ -304,7 +304,7 @@ def test_root_path_does_what_the_model_is_for() -> None:
 
 def test_jinas_objects_with_a_text_are_texts() -> None:
     assert texts(decoded("embeddings", input=[{"text": "a"}, "b"])) == [["a", "b"]]
-    assert refusal("embeddings", input=[{"image": "a"}]).param == "input[0]"
+    assert refusal("embeddings", input=[{"video": "a"}]).param == "input[0]"
 
 
 def test_texts_without_a_vector_give_an_empty_list() -> None:
