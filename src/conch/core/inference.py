@@ -52,7 +52,8 @@ class ModelSignature:
 
     ``max_batch_size`` 0 means no batch dimension. ``by_row``: ``generate`` returns a value for each row instead of one
     flat list; without a batch dimension it accepts several texts and makes a request of each. ``adapters`` are names of
-    LoRA adapters, which the worker of the model reports.
+    LoRA adapters, and ``output_format`` is how the model writes reasoning and tool calls; the worker of the model
+    reports them.
     """
 
     name: str
@@ -64,6 +65,7 @@ class ModelSignature:
     check_parameters: ParameterCheck | None = field(default=None, compare=False)
     by_row: bool = False
     adapters: tuple[str, ...] = ()
+    output_format: str = ""
 
 
 @dataclass(slots=True)

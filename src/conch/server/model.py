@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from conch.backends.table import BACKENDS, Backend, RequestParameters, backend_of
 from conch.config import render
+from conch.config.complete import OUTPUT_FORMAT
 from conch.config.schema import ModelConfig, datatype, implementation
 from conch.config.signature import full_shape, parameters, platform
 from conch.config.signature import signature as make_signature
@@ -200,7 +201,9 @@ class Model:
 
     def set_runtime_facts(self, runtime_facts: RuntimeFacts) -> None:
         """Set the runtime facts that the statistics and the configuration for clients show, and the adapters."""
-        self.signature = replace(self.signature, adapters=adapters(runtime_facts))
+        self.signature = replace(
+            self.signature, adapters=adapters(runtime_facts), output_format=runtime_facts.get(OUTPUT_FORMAT, "")
+        )
         self.statistics.runtime_facts = dict(runtime_facts)
         self.shown_config = shown(self.config, runtime_facts)
         self.config_json = render.to_json(self.shown_config).encode()

@@ -19,6 +19,7 @@ from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.config.parameters import Parameter
 from conch.core.errors import invalid
 from conch.machine.facts import openmp_threads, usable_cores
+from conch.wire.output.formats import CALLS
 
 #: The types of the KV cache of engine ``llamacpp``.
 CACHE_VALUES: Final = "`f32`, `f16`, `bf16`, `q8_0`, `q5_1`, `q5_0`, `q4_1`, `q4_0`, `iq4_nl`"
@@ -54,6 +55,7 @@ GENERATION_PARAMETERS: Final = (
     Parameter("max_tokens", "tokens", "the checkpoint's, else 256", "the default of the sampling parameter"),
     Parameter("chat_template", "file", "the checkpoint's", "a Jinja template that makes a prompt of a conversation"),
     Parameter("chat_template_timeout", "seconds", "5", "processor time that the template may take for a conversation"),
+    Parameter("output_format", "name", "the template's", "how it writes [tool calls](openai.md#tools-and-reasoning)"),
     Parameter("structured_output_timeout", "seconds", "5", "time that a JSON schema or grammar may take to compile"),
     Parameter("speculative_model", "folder", "none", "a smaller checkpoint that guesses tokens ahead"),
     Parameter("num_speculative_tokens", "tokens", "5", "tokens that it proposes at a time"),
@@ -73,13 +75,14 @@ class ServingOptions:
     ``max_tokens`` is the maximum length of a completion if the request sets none (0: the checkpoint's value).
     ``truncate`` shortens prompts that exceed the context instead of refusing them. With ``reserve``, a request starts
     only when the KV cache can hold it at its maximum length. ``chat_template`` is a file that replaces the checkpoint's
-    template.
+    template. ``output_format`` is the name of the format of tool calls; empty for the one of the template.
     """
 
     max_tokens: int = 0
     truncate: bool = False
     reserve: bool = False
     chat_template: Path | None = None
+    output_format: str = ""
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, *, policy: str = POLICIES[0]) -> ServingOptions:
@@ -95,6 +98,7 @@ class ServingOptions:
             truncate=options.truncation == "truncate",
             reserve=policy == "guaranteed_no_evict",
             chat_template=checkpoint.named_path("chat_template", template) if template else None,
+            output_format=_choice(options, "output_format", tuple(CALLS), "") if options.text("output_format") else "",
         )
 
 

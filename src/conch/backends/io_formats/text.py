@@ -11,7 +11,8 @@ import json
 import os
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,13 +31,14 @@ from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.stream import TextStream
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.config.complete import ADAPTERS, CHAT_TEMPLATE
+from conch.config.complete import ADAPTERS, CHAT_TEMPLATE, OUTPUT_FORMAT
 from conch.core.errors import invalid
 from conch.core.inference import TensorSpec
 from conch.core.sampling import TEXT_GENERATION
 from conch.core.sampling.parameters import PARAMETERS, SamplingParameter, SamplingParams
 from conch.core.sampling.structures import parsed
 from conch.machine.facts import openmp, usable_cores
+from conch.wire.output.formats import INCLUDE_MARKS, UNKNOWN, OutputFormat, recognise
 from conch.workers.child.channel import Channel, Header
 
 
@@ -109,7 +111,8 @@ _CONTEXT: Final = 8
 class TextOutputOptions:
     """Options for the responses of a request; ``outputs`` are the requested outputs besides the text.
 
-    ``prefix`` precedes the text: the prompt, if the request asks for it. ``stream``: send a response at every step.
+    ``prefix`` precedes the text: the prompt, if the request asks for it, or a mark of reasoning at its end. ``stream``:
+    send a response at every step. ``kept_tokens`` are special tokens that are not skipped.
     """
 
     stream: bool = False
@@ -117,6 +120,7 @@ class TextOutputOptions:
     stop: StopStrings | None = None
     include_stop: bool = False
     skip_special_tokens: bool = True
+    kept_tokens: frozenset[int] = frozenset()
     outputs: frozenset[str] = frozenset()
 
 
@@ -151,7 +155,9 @@ class TextResponseBuilder(ResponseBuilder):
         self._tokenizer = tokenizer
         self._samples = [
             _Sample(
-                tokenizer.stream(skip_special_tokens=options.skip_special_tokens, after=prompt[-_CONTEXT:]),
+                tokenizer.stream(
+                    skip_special_tokens=options.skip_special_tokens, kept=options.kept_tokens, after=prompt[-_CONTEXT:]
+                ),
                 StoppingText(options.stop, included=options.include_stop),
                 sampling.min_tokens if sampling.beam_width == 1 else 0,
                 [options.prefix] if options.prefix else [],
@@ -252,6 +258,7 @@ _RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
 #: Maximum number of ``bad_words``; each word is tokenized twice.
 _MOST_WORDS: Final = 4096
 _TEXTS: Final = ("text_input", "messages", "tools", "chat_template_kwargs", "sampling_parameters")
+_FLAGS: Final = ("stream", "exclude_input_in_output", INCLUDE_MARKS)
 
 
 def _input_of(parameter: SamplingParameter) -> TensorSpec:
@@ -260,7 +267,7 @@ def _input_of(parameter: SamplingParameter) -> TensorSpec:
 
 INPUTS: Final = (
     *(TensorSpec(name, "BYTES", (1,), optional=True) for name in _TEXTS),
-    *(TensorSpec(name, "BOOL", (1,), optional=True) for name in ("stream", "exclude_input_in_output")),
+    *(TensorSpec(name, "BOOL", (1,), optional=True) for name in _FLAGS),
     *map(_input_of, _VALUES),
     TensorSpec("pad_id", "INT32", (1,), optional=True),
     *map(_input_of, _WORDS),
@@ -278,11 +285,12 @@ OUTPUTS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TextInterface:
     """Reads the requests of a model.
 
     ``decoupled`` allows streaming of responses. ``truncate`` shortens prompts that exceed the context.
+    ``output_format`` is how the model writes reasoning and tool calls.
     """
 
     tokenizer: TextTokenizer
@@ -290,6 +298,13 @@ class TextInterface:
     limits: Limits
     decoupled: bool
     truncate: bool = False
+    output_format: OutputFormat = UNKNOWN
+
+    @cached_property
+    def marks(self) -> frozenset[int]:
+        """The special tokens of the output format."""
+        encoded = [self.tokenizer.encode(mark, special_tokens=False) for mark in self.output_format.tokens]
+        return self.tokenizer.special.all_ids & {ids[0] for ids in encoded if len(ids) == 1}
 
     def response_builder(self, request: Request) -> ResponseBuilder:
         """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
@@ -297,18 +312,21 @@ class TextInterface:
         stream = bool(request.option("stream", False))
         if stream and not self.decoupled:
             raise invalid("Streaming is only supported in decoupled mode.")
-        text, prompt = self._prompt(request)
+        # A structure makes calls of tools that the model is not told about possible.
+        text, prompt = self._prompt(request, optional_tools="structured_outputs" in overrides.values)
         chat = "messages" in request.inputs
         exclude = request.option("exclude_input_in_output", stream or chat)
         if stream and not exclude:
             raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
         prompt, sampling = self._sampling(overrides, prompt, chat)
+        marks = bool(request.option(INCLUDE_MARKS, False))
         options = TextOutputOptions(
             stream=stream,
-            prefix="" if exclude else text,
+            prefix=text if not exclude else self._opened_reasoning(text) if marks else "",
             stop=StopStrings(sampling.stop) if sampling.stop else None,
             include_stop=sampling.include_stop_str_in_output,
             skip_special_tokens=sampling.skip_special_tokens,
+            kept_tokens=self.marks if marks else frozenset(),
             outputs=frozenset(
                 name for flag, names in _RETURN_FLAGS.items() if request.option(flag, False) for name in names
             ),
@@ -320,8 +338,16 @@ class TextInterface:
         sequences = [sampling] if sampling.beam_width > 1 else [sampling.for_sample(i) for i in range(sampling.n)]
         return TextResponseBuilder([(prompt, sequence) for sequence in sequences], options, self.tokenizer)
 
-    def _prompt(self, request: Request) -> tuple[str, list[int]]:
-        """Return the prompt as text and as token ids. Raises INVALID_ARG if it is missing or empty."""
+    def _opened_reasoning(self, prompt: str) -> str:
+        """Return the mark that begins reasoning if the prompt ends with it."""
+        opened = self.output_format.reasoning[:1]
+        return opened[0] if opened and prompt.rstrip().endswith(opened) else ""
+
+    def _prompt(self, request: Request, *, optional_tools: bool) -> tuple[str, list[int]]:
+        """Return the prompt as text and as token ids. Raises INVALID_ARG if it is missing or empty.
+
+        ``optional_tools``: a template that has no place for tools is rendered without them.
+        """
         text = request.option("text_input")
         messages = request.option("messages")
         if (text is None) == (messages is None):
@@ -335,11 +361,14 @@ class TextInterface:
                 raise invalid("'text_input' is empty: there is nothing to continue", "text_input")
             return text, prompt
         variables = _document(request, "chat_template_kwargs", dict) or {}
-        taken = {"self", "messages", "tools"} & set(variables)
+        taken = {"self", "messages", "tools", "optional_tools"} & set(variables)
         if taken:
             raise invalid(f"input 'chat_template_kwargs' must not have '{taken.pop()}'", "chat_template_kwargs")
         conversation = self.tokenizer.chat(
-            _document(request, "messages", list), tools=_document(request, "tools", list), **variables
+            _document(request, "messages", list),
+            tools=_document(request, "tools", list),
+            optional_tools=optional_tools,
+            **variables,
         )
         prompt = self.tokenizer.encode(conversation, special_tokens=False)
         if not prompt:
@@ -457,6 +486,14 @@ class TextBackend(GenerationBackend):
             return (), {}
         return TRANSFORMERS, openmp(self._checkpoint.options.threads or usable_cores(), 1)
 
+    def _output_format(
+        self, checkpoint: Checkpoint, tokenizer: TextTokenizer, settings: ServingOptions
+    ) -> OutputFormat:
+        """Return the output format that the configuration names, or that of the chat template."""
+        described = (checkpoint.json("tokenizer_config.json") or {}).get("response_template")
+        recognised = recognise(tokenizer.template.templates.values(), described)
+        return replace(recognised, calls=settings.output_format, marks=()) if settings.output_format else recognised
+
     def load(self, instance: Mapping[str, Any]) -> None:
         checkpoint = self._checkpoint
         self.warn_of(checkpoint.warning)
@@ -466,6 +503,8 @@ class TextBackend(GenerationBackend):
         tokenizer.template.require_library(checkpoint.extra)
         engine = self.open_engine(checkpoint, instance, tokenizer, self.arguments)
         self.runtime_facts[CHAT_TEMPLATE] = "yes" if tokenizer.template else "none"
+        output_format = self._output_format(checkpoint, tokenizer, settings)
+        self.runtime_facts[OUTPUT_FORMAT] = output_format.dumps()
         if engine.adapters:
             self.runtime_facts[ADAPTERS] = json.dumps(engine.adapters)
         io_format = TextInterface(
@@ -474,6 +513,7 @@ class TextBackend(GenerationBackend):
             Limits(engine),
             decoupled=self.decoupled,
             truncate=settings.truncate,
+            output_format=output_format,
         )
         self.serve(engine, io_format, reserve=settings.reserve)
         del self._checkpoint  # frees the vocabulary of a GGUF file, tens of megabytes

@@ -60,9 +60,10 @@ class ChatTemplate:
         if self.templates:
             extras.require(f"the chat template of model '{self.source}'", "jinja2", extra=extra)
 
-    def render(self, messages: Any, tools: Any = None, **variables: Any) -> str:
+    def render(self, messages: Any, tools: Any = None, *, optional_tools: bool = False, **variables: Any) -> str:
         """Render a conversation, followed by the beginning of the assistant's message.
 
+        ``optional_tools``: a template that has no place for ``tools`` is rendered without them.
         ``variables`` are passed to the template, except ``chat_template``, which selects a template by name. Raises
         INVALID_ARG for invalid messages, for messages that the template rejects, and for tools if the template ignores
         them.
@@ -71,7 +72,7 @@ class ChatTemplate:
         if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
             raise invalid("'tools' must be a list of JSON objects, each the description of a tool")
         compiled = self._template(variables.pop("chat_template", None), tools)
-        if tools and not compiled.tools:
+        if tools and not compiled.tools and not optional_tools:
             raise invalid("input 'tools' would have no effect: the chat template of the model has no place for tools")
         from conch.checkpoints.tokenizers.chat_sandbox import TooMuch, limited
 

@@ -204,7 +204,8 @@ class FastTokenizer(TextTokenizer):
         # Few tokenizers give a single text types other than 0, and reading types takes time.
         self._types_of_one_text = any(fast.encode("").type_ids)
         self._shown = stream.pieces_of(fast)
-        self._skipped = stream.pieces_of(fast, special.all_ids) if self._shown is not None else None
+        #: The tables without special tokens, by the special tokens that are kept: none, or those of the output format.
+        self._skipped: dict[frozenset[int], stream.BytePieces | stream.TextPieces | None] = {}
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         ids: list[int] = self._encodings([text], "the text", special_tokens=special_tokens)[0].ids
@@ -280,9 +281,16 @@ class FastTokenizer(TextTokenizer):
     def piece(self, id: int) -> str:
         return self._shown.text(id) if self._shown is not None else self.decode([id], skip_special_tokens=False)
 
-    def stream(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> stream.TextStream:
-        pieces = self._skipped if skip_special_tokens else self._shown
-        return stream.open_stream(pieces, lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens), after)
+    def stream(
+        self, *, skip_special_tokens: bool = True, kept: frozenset[int] = frozenset(), after: Sequence[int] = ()
+    ) -> stream.TextStream:
+        pieces = self._shown
+        if pieces is not None and skip_special_tokens:
+            if kept not in self._skipped:
+                self._skipped[kept] = stream.pieces_of(self.fast, self.special.all_ids - kept)
+            pieces = self._skipped[kept]
+        decode = stream.decoder_of(self.decode, self.special.all_ids, skip=skip_special_tokens, kept=kept)
+        return stream.open_stream(pieces, decode, after)
 
     def _encodings(
         self, texts: Sequence[str], name: str, *, special_tokens: bool = True, offsets: bool = False

@@ -20,7 +20,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.gguf import GgufFile
 from conch.checkpoints.tokenizers.chat import SECONDS, ChatTemplate, read_file, templates_of
 from conch.checkpoints.tokenizers.fast import FastTokenizer
-from conch.checkpoints.tokenizers.stream import TextStream, open_stream
+from conch.checkpoints.tokenizers.stream import TextStream, decoder_of, open_stream
 from conch.checkpoints.tokenizers.tokenizer import (
     ROLES,
     Side,
@@ -312,8 +312,11 @@ class SlowTokenizer(TextTokenizer):
     def piece(self, id: int) -> str:
         return self.decode([id], skip_special_tokens=False)
 
-    def stream(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
-        return open_stream(None, lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens), after)
+    def stream(
+        self, *, skip_special_tokens: bool = True, kept: frozenset[int] = frozenset(), after: Sequence[int] = ()
+    ) -> TextStream:
+        decode = decoder_of(self.decode, self.special.all_ids, skip=skip_special_tokens, kept=kept)
+        return open_stream(None, decode, after)
 
     def _check_side(self, side: Side | None) -> None:
         """Raise UNSUPPORTED for the other side than the tokenizer's own, which threads share."""

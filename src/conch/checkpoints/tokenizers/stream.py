@@ -188,6 +188,16 @@ class WindowStream(TextStream):
         return after[len(before) :]
 
 
+def decoder_of(
+    decode: Callable[..., str], special: frozenset[int], *, skip: bool, kept: frozenset[int]
+) -> Callable[[list[int]], str]:
+    """Return a function that decodes ids with ``decode`` of a tokenizer: without ``special`` ids, except those kept."""
+    if not (skip and kept):
+        return lambda ids: decode(ids, skip_special_tokens=skip)
+    hidden = special - kept
+    return lambda ids: decode([id for id in ids if id not in hidden], skip_special_tokens=False)
+
+
 def open_stream(
     pieces: BytePieces | TextPieces | None, decode: Callable[[list[int]], str], after: Sequence[int]
 ) -> TextStream:

@@ -247,18 +247,22 @@ class TextTokenizer(ABC):
         """Return the text of a token in the middle of a text; includes special tokens."""
 
     @abstractmethod
-    def stream(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
+    def stream(
+        self, *, skip_special_tokens: bool = True, kept: frozenset[int] = frozenset(), after: Sequence[int] = ()
+    ) -> TextStream:
         """Open a stream that converts ids to text as they arrive; ``after`` are preceding ids, whose text is omitted.
+
+        ``kept`` are special tokens that are not skipped.
 
         Without ``after`` the ids begin a text; SentencePiece then drops the space before the first word.
         """
 
-    def chat(self, messages: Any, *, tools: Any = None, **variables: Any) -> str:
+    def chat(self, messages: Any, *, tools: Any = None, optional_tools: bool = False, **variables: Any) -> str:
         """Render a conversation to a prompt; see :meth:`ChatTemplate.render`.
 
         The prompt includes special tokens, so encode it with ``special_tokens=False``.
         """
-        return self.template.render(messages, tools, **variables)
+        return self.template.render(messages, tools, optional_tools=optional_tools, **variables)
 
 
 def refused(error: BaseException, name: str) -> ConchError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from time import time
 from typing import Final
 
@@ -37,6 +38,7 @@ class GenerationResponder(RequestsResponder):
     def __init__(
         self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]
     ) -> None:
+        plan = replace(plan, output_format=model.signature.output_format)
         self._response = plan.answer(plan.adapter or model.name)
         self._choices = plan.choices
         self._top = plan.logprobs or 0

@@ -118,10 +118,12 @@ class ChatForm(Protocol):
 class ChatPlan(ResponsePlan):
     """The plan of a chat; ``tools`` contains only the fields needed to find calls in the text.
 
-    ``form`` is the form of the response in another API.
+    ``form`` is the form of the response in another API. ``structured``: the text has a structure that the request
+    demands.
     """
 
     tools: Tools
+    structured: bool
     form: ChatForm | None = None
 
     def answer(self, model: str) -> GenerationResponse:
@@ -129,7 +131,7 @@ class ChatPlan(ResponsePlan):
 
     def parser(self) -> OutputParser:
         """Return a parser of the text of a choice."""
-        return parser_for(self.tools)
+        return parser_for(self.tools, self.output_format, structured=self.structured)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,13 +152,24 @@ class ChatRequest(Decoding):
         for name, value in (("tools", self.tools.offered), (TEMPLATE_VALUES, self.template)):
             if value is not None:
                 if name not in signature.inputs:
+                    if name == "tools" and self.tools.schema is not None:
+                        continue  # the schema suffices
                     raise ApiError(f"model '{signature.name}' has no input for '{name}'", name)
                 texts[name] = value
-        return [generation_inputs(signature, texts, self.sampling, stream=self.stream, logprobs=self.logprobs)]
+        inputs = generation_inputs(
+            signature, texts, self.sampling, stream=self.stream, logprobs=self.logprobs, marks=not self.structured
+        )
+        return [inputs]
+
+    @property
+    def structured(self) -> bool:
+        """Whether the text has a structure that the request demands."""
+        return "structured_outputs" in self.sampling
 
     @property
     def plan(self) -> ChatPlan:
-        return ChatPlan(tools=replace(self.tools, offered=None, schema=None), form=self.form, **self.common)
+        tools = replace(self.tools, offered=None, schema=None)
+        return ChatPlan(tools=tools, structured=self.structured, form=self.form, **self.common)
 
 
 def read_chat(fields: Fields) -> ChatRequest:

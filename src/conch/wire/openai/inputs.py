@@ -19,6 +19,7 @@ from conch.core.sampling.values import Integer
 from conch.core.tensors import WireTensor
 from conch.wire.json.tensor import from_json
 from conch.wire.openai.reading import ApiError
+from conch.wire.output.formats import INCLUDE_MARKS
 
 SAMPLING: Final = "sampling_parameters"
 #: OpenAI's default of ``max_tokens``, for models that require the input.
@@ -47,8 +48,11 @@ def generation_inputs(
     stream: bool,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    marks: bool = False,
 ) -> dict[str, WireTensor]:
     """Return all inputs of a request: the ``texts`` by input name, and those for the client's parameters.
+
+    ``marks``: the marks of the output format stay in the text, if the model has an input for it.
 
     Raises ApiError for a parameter that has no input in the model or does not fit it.
     """
@@ -69,7 +73,8 @@ def generation_inputs(
     else:
         _separately(signature, sampling, values)
     streaming = stream and signature.decoupled
-    for name, value in (("stream", streaming), ("streaming", streaming), ("exclude_input_in_output", True)):
+    flags = {"stream": streaming, "streaming": streaming, "exclude_input_in_output": True, INCLUDE_MARKS: marks}
+    for name, value in flags.items():
         if name in declared:
             values[name] = [value]
     for name in _COUNTS:

@@ -217,6 +217,7 @@ class ResponsePlan(ABC):
     ``choices`` is the number of choices per prompt, ``limit`` is ``max_tokens`` if given, ``logprobs`` the number of
     alternatives to each token (None: no log-probabilities). ``members`` are the request's names of parameters, where
     they differ from those of the model. ``adapter`` is the LoRA adapter that the request names as its model.
+    ``output_format`` is the one of the model's signature.
     """
 
     choices: int
@@ -226,6 +227,7 @@ class ResponsePlan(ABC):
     include_usage: bool
     members: dict[str, str]
     adapter: str
+    output_format: str = ""
 
     @abstractmethod
     def answer(self, model: str) -> GenerationResponse:

@@ -117,6 +117,10 @@ _KIMI_BLOCK: Final = Block(
     "<|tool_calls_section_end|>", headers=(_KIMI,), between=_between("<|tool_call_end|>")
 )  # fmt: skip
 
+#: The input of text models that keeps the marks of their format in the text, and begins it with a mark of reasoning
+#: that the prompt ends with.
+INCLUDE_MARKS: Final = "include_marks"
+
 #: The formats of calls by name, in the order in which templates are compared with them.
 CALLS: Final[Mapping[str, CallFormat]] = {
     "harmony": CallFormat(
@@ -243,6 +247,10 @@ class OutputFormat:
         return (*self.call_format.signs, *self.call_format.tokens, *self.reasoning, *self.answer)
 
 
+#: The format of models that do not report theirs.
+UNKNOWN: Final = OutputFormat()
+
+
 @lru_cache(64)
 def load(text: str) -> OutputFormat:
     """Return the format that ``dumps`` has written; the one of unknown models for an empty or unknown text."""
@@ -250,8 +258,8 @@ def load(text: str) -> OutputFormat:
         members = json.loads(text)
         output_format = OutputFormat(members.pop("calls"), **{name: tuple(value) for name, value in members.items()})
     except (ValueError, TypeError, AttributeError, KeyError):
-        return OutputFormat()
-    return output_format if output_format.calls in CALLS else OutputFormat()
+        return UNKNOWN
+    return output_format if output_format.calls in CALLS else UNKNOWN
 
 
 def recognise(templates: Iterable[str], response_template: Any = None) -> OutputFormat:

@@ -19,6 +19,7 @@ from conch.backends.io_formats.text import OUTPUTS, TextInterface
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.core.errors import Code, ConchError
 from conch.core.tensors import WireTensor, pack_bytes
+from conch.wire.output.formats import OutputFormat
 from tests.unit.backends.generation.fake_engine import ByteTokenizer, FakeEngine
 from tests.unit.backends.generation.running import RunningService
 
@@ -296,6 +297,15 @@ def test_request_whose_response_cannot_be_made_fails_alone(
     assert (answer["error"].message, answer["final"]) == (message, True)
     assert worker.text(2) == "abc"
     assert worker.loads[-1]["running"] == 0
+
+
+@pytest.mark.parametrize(("content", "marked"), [("<think>", True), ("<think>b", False)])
+def test_reasoning_that_the_prompt_begins_is_marked_in_the_text(content: str, marked: bool) -> None:
+    worker = Worker(FakeEngine(), output_format=OutputFormat("hermes", ("<think>", "</think>")))
+    worker.interface.tokenizer.template = ChatTemplate({"default": "a{{ messages[0].content }}\n"}, {}, "a test")
+    messages = json.dumps([{"role": "user", "content": content}])
+    worker.ask("", messages=messages, max_tokens=2, include_marks=True)
+    assert worker.run().text(1).startswith("<think>") is marked
 
 
 def test_a_conversation_without_text_is_refused(worker: Worker) -> None:

@@ -14,7 +14,14 @@ from tokenizers import Tokenizer, decoders
 
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer
-from conch.checkpoints.tokenizers.stream import ByteStream, PieceStream, TextStream, WindowStream
+from conch.checkpoints.tokenizers.stream import (
+    ByteStream,
+    PieceStream,
+    TextStream,
+    WindowStream,
+    decoder_of,
+    open_stream,
+)
 from conch.checkpoints.tokenizers.tokenizer import SpecialTokens
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level, metaspace, unigram, wordpiece
 
@@ -54,6 +61,19 @@ def test_pieces_are_the_whole(kind: str, skip: bool) -> None:
         whole = tokenizer.decode(ids, skip_special_tokens=skip)
         parts = streamed(tokenizer.stream(skip_special_tokens=skip), ids, draw)
         assert "".join(parts) == whole, [tokenizer.fast.id_to_token(id) for id in ids]
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_special_tokens_that_are_kept_have_text(table: bool) -> None:
+    tokenizer = opened("byte-level")
+    start, end, word = tokenizer.encode("<|im_start|><|im_end|>a")
+    kept = frozenset({start})
+    if table:
+        stream = tokenizer.stream(kept=kept)
+    else:
+        decode = decoder_of(tokenizer.decode, tokenizer.special.all_ids, skip=True, kept=kept)
+        stream = open_stream(None, decode, ())
+    assert stream.add([start, end, word]) + stream.flush() == "<|im_start|>a"
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "metaspace with byte fallback"])
