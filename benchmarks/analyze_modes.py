@@ -30,8 +30,7 @@ from conch.measure.analyze.profiling.profile import Profile, SearchOutcome
 from conch.measure.analyze.profiling.progress import SearchProgress
 from conch.measure.analyze.results import CandidateResult, Point
 from conch.measure.analyze.search.strategies.strategy import Trial
-from conch.measure.analyze.servers.base import Overrides
-from conch.measure.analyze.servers.local import LocalServer
+from conch.measure.analyze.servers import LocalServer, Overrides
 from conch.measure.perf.figures import mean_interval
 from conch.measure.perf.run import Measurement
 from conch.repository.scan import ModelRepository

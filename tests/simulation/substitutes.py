@@ -15,7 +15,7 @@ from conch.library import app, async_server
 from conch.library import server as library_server
 from conch.machine import guarded_server
 from conch.machine.memory import ProcessMemory
-from conch.repository.stores import copies, pool, s3
+from conch.repository.stores import copies, filesystem, pool
 from conch.repository.stores import copies as transfer
 from conch.server import core
 from conch.server.execution.remote import grpc_calls
@@ -79,7 +79,7 @@ def substituted(simulation: Simulation) -> Iterator[None]:
             (pool, "SimpleQueue", partial(SimulatedQueue, loop)),
             (pool, "Future", SimulatedFuture),
             (transfer, "wait", wait_for),
-            (s3, "open_s3", lambda url, environment: simulation.store),
+            (filesystem, "open_s3", lambda url, environment: simulation.store),
             (core, "MemoryLedger", partial(core.MemoryLedger, reader=simulation.memory)),
             (core, "visible_gpus", lambda: ()),
             (grpc_calls, "RemoteGrpc", channels_to(simulation.remotes)),

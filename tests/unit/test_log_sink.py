@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from conch.machine import logs
-from conch.machine.logs import LogSettings
-from conch.machine.logs.sink import MOST_LINES, Sink, target_of
+from conch.machine.logs import MOST_LINES, LogSettings, Sink, target_of
 
 pytestmark = pytest.mark.timeout(30)
 

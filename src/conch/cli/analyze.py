@@ -421,7 +421,7 @@ def _apply(
     force: bool = False,
 ) -> None:  # fmt: skip
     from conch.measure.analyze.applying import apply, changes
-    from conch.measure.analyze.servers.configurations import concise, with_ensembles
+    from conch.measure.analyze.servers import concise, with_ensembles
     from conch.repository.scan import ModelRepository
 
     if not circumstances.repository:

@@ -11,7 +11,7 @@ import click
 
 from conch.cli.interrupting import signals_as_ctrl_c
 from conch.cli.options import command_of
-from conch.deploy.endpoint import Endpoint, ModelEndpoint
+from conch.deploy.bundle import Endpoint, ModelEndpoint
 from conch.options.declaration import Directory, option
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from math import prod
 from pathlib import Path
 from shutil import disk_usage, rmtree
 from tempfile import mkdtemp
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import quote
 
 from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 
@@ -29,9 +30,37 @@ from conch.checkpoints.options import Options, files_for
 from conch.config.schema import ModelConfig
 from conch.config.signature import full_shape, parameters, signature
 from conch.core.errors import Code, ConchError, invalid
-from conch.deploy.endpoint import EMBEDDINGS, endpoint_for
+from conch.core.sampling import TEXT_GENERATION
 from conch.deploy.requirements import Contents, RepositoryRequirements, contents, read_requirements
 from conch.deploy.trial import Runner, try_artifact
+
+#: Endpoints of a single model, and all endpoints.
+ModelEndpoint = Literal["infer", "generate", "generate_stream"]
+Endpoint = Literal[ModelEndpoint, "openai"]
+#: The variant of ``openai`` for embedding models.
+EMBEDDINGS: Final = "openai_embeddings"
+_OPENAI: Final[Mapping[str, str]] = {"openai": "/v1/chat/completions", EMBEDDINGS: "/v1/embeddings"}
+_TASKS: Final[Mapping[str, str]] = {"": "openai", TEXT_GENERATION: "openai", "feature-extraction": EMBEDDINGS}
+
+
+def endpoint_for(endpoint: str, model: str, task: str) -> str:
+    """Resolve an ``Endpoint`` for a model's ``task``, which is empty if unknown.
+
+    Raises INVALID_ARG for ``openai`` if the OpenAI API does not support the task.
+    """
+    if endpoint != "openai":
+        return endpoint
+    if task not in _TASKS:
+        raise invalid(
+            f"the OpenAI API has no endpoint for the task '{task}' of model '{model}': choose another --endpoint"
+        )
+    return _TASKS[task]
+
+
+def path_of(endpoint: str, model: str) -> str:
+    """Return the path of an endpoint for a model; paths of the OpenAI API do not depend on the model."""
+    return _OPENAI.get(endpoint) or f"/v2/models/{quote(model, safe='')}/{endpoint}"
+
 
 _SIZES: Final = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
@@ -104,7 +133,7 @@ _UNKNOWN: Final = (("text_input", "BYTES", (1, 1)),)
 
 
 def example(config: ModelConfig, endpoint: str, model: str, writes: bool = False) -> str:
-    """Return the body, as JSON, of a request to an endpoint of ``endpoint.endpoint_for``; variable dimensions are 1.
+    """Return the body, as JSON, of a request to an endpoint of ``endpoint_for``; variable dimensions are 1.
 
     ``writes`` means that the model is a language model, whose configuration may have no inputs.
     """
@@ -266,7 +295,7 @@ _NAME: Final = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 class Deployment:
     """A checked repository, the model that serves requests, and the endpoint.
 
-    ``endpoint`` is a result of ``endpoint.endpoint_for``; ``name`` is the platform's name of the deployment;
+    ``endpoint`` is a result of ``endpoint_for``; ``name`` is the platform's name of the deployment;
     ``example`` is the body of a request, as JSON.
     """
 

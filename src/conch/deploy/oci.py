@@ -15,8 +15,17 @@ from zipfile import ZipFile
 
 from conch.core.errors import invalid
 from conch.deploy.archives import write_zip
-from conch.deploy.bundle import Bundle, Deployment, base_commands, check_size, containerfile, render, shown, words
-from conch.deploy.endpoint import path_of
+from conch.deploy.bundle import (
+    Bundle,
+    Deployment,
+    base_commands,
+    check_size,
+    containerfile,
+    path_of,
+    render,
+    shown,
+    words,
+)
 from conch.deploy.trial import LocalRun
 
 #: The folder where the platform unpacks the archive, and the folder in the archive.

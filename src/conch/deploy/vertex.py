@@ -15,8 +15,17 @@ from typing import Final
 
 from conch.core.errors import invalid
 from conch.deploy.archives import copy
-from conch.deploy.bundle import Bundle, Deployment, base_commands, check_size, containerfile, render, shown, words
-from conch.deploy.endpoint import path_of
+from conch.deploy.bundle import (
+    Bundle,
+    Deployment,
+    base_commands,
+    check_size,
+    containerfile,
+    path_of,
+    render,
+    shown,
+    words,
+)
 from conch.deploy.requirements import Contents
 from conch.deploy.trial import LocalRun, copy_program
 

@@ -45,8 +45,7 @@ from conch.repository.backends import BackendDirectories
 from conch.repository.errors import NotFoundError
 from conch.repository.roots import parse_location
 from conch.repository.scan import ModelRepository
-from conch.server.core import InferenceServer
-from conch.server.extensions import EXTENSIONS
+from conch.server.core import EXTENSIONS, InferenceServer
 from conch.server.heap import heap_trimmer, use_one_heap
 from conch.telemetry.metrics import MetricsConfig, Registry
 from conch.telemetry.tracing.tracing import Tracing

@@ -1,4 +1,4 @@
-"""Reads a model directory: configuration, versions, artefacts and labels. Blocks, because it reads disks."""
+"""Locates and reads a model directory: configuration, versions, artefacts, labels. Blocks, because it reads disks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,30 @@ from conch.core.errors import ConchError, internal, invalid
 from conch.repository.backends import DEFAULT_BACKEND_DIRECTORIES, ENVIRONMENT_ARCHIVE, BackendDirectories
 from conch.repository.errors import PollError
 from conch.repository.fingerprint import Fingerprint
-from conch.repository.located import Located
 from conch.repository.names import qualified
 from conch.repository.versions import directories_in, read_versions
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The complete contents of a model in its repository; its local directory may hold fewer files.
+
+    ``directories`` are all of its directories; ``artefacts`` are the names in the alphabetically first version.
+    """
+
+    directories: tuple[str, ...]
+    artefacts: frozenset[str]
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True)
+class Located:
+    """The location of a model. If ``inventory`` is None, the directory is complete. ``copy`` keeps a copy in use."""
+
+    directory: Path
+    inventory: Inventory | None = None
+    copy: object = None
+
 
 CONFIG_FILE = "config.pbtxt"
 

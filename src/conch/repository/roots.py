@@ -11,7 +11,7 @@ from conch.config.schema import ModelConfig
 from conch.core.errors import invalid
 from conch.repository.directory_kinds import repository_problem
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
-from conch.repository.located import Located
+from conch.repository.model_files import Located
 from conch.repository.names import is_directory_name, is_utf8
 from conch.repository.stores.root import StoreRoot
 from conch.repository.stores.store import MOUNTS

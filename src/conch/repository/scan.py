@@ -20,8 +20,7 @@ from conch.core.errors import ConchError, did_you_mean
 from conch.repository.backends import DEFAULT_BACKEND_DIRECTORIES, BackendDirectories
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
-from conch.repository.located import Located
-from conch.repository.model_files import ModelFiles, describe
+from conch.repository.model_files import Located, ModelFiles, describe
 from conch.repository.names import Naming, is_directory_name, qualified
 from conch.repository.roots import DirectoryRoot, RepositoryLocation, Root, root_of
 from conch.repository.stores.pool import DaemonPool, SharedCalls

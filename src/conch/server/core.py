@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 from conch import __version__
 from conch.config.reading import shown_name
@@ -23,20 +23,18 @@ from conch.machine.logs import LogSettings
 from conch.options.settings import SERVER_VERSION, Settings
 from conch.repository.errors import without_directories
 from conch.repository.names import check_model_name
-from conch.repository.override import read_parameters
+from conch.repository.override import check_allowed, read_parameters
 from conch.repository.scan import ModelRepository
 from conch.server.bls import BlsModels
 from conch.server.caching.chosen import make_cache
 from conch.server.concurrency import end_all
 from conch.server.execution.remote.executor import RemoteExecutor
 from conch.server.execution.starting import WorkerServices, log_levels, worker_timeouts
-from conch.server.extensions import EXTENSIONS
 from conch.server.model import Model
 from conch.server.models.lifecycle import Lifecycle
 from conch.server.models.memory import MemoryLedger
 from conch.server.models.model_loader import ModelLoader
 from conch.server.models.on_demand import LoadFootprints, LoadNeeded, OnDemand, on_demand_limits
-from conch.server.models.overrides import check_allowed
 from conch.server.models.polling import RepositoryPolling
 from conch.server.models.states import ModelTable
 from conch.server.models.version_loader import VersionLoader
@@ -53,6 +51,14 @@ from conch.workers.host.processes import WorkerProcesses
 from conch.workers.host.templates import Templates
 
 LOG = logging.getLogger("conch")
+
+
+#: In Triton's order. The last entry reports conch's version to gRPC clients, because the message has no field for it.
+EXTENSIONS: Final = (
+    "classification", "sequence", "model_repository", "model_repository(unload_dependents)", "schedule_policy",
+    "model_configuration", "system_shared_memory", "cuda_shared_memory", "binary_tensor_data", "parameters",
+    "statistics", "trace", "logging", f"conch({__version__})",
+)  # fmt: skip
 
 
 class InferenceServer:

@@ -13,9 +13,7 @@ import psutil
 import pytest
 
 from conch.core.errors import Code, ConchError
-from conch.measure.analyze.servers.base import ControlClient, ServerGone
-from conch.measure.analyze.servers.local import LocalServer
-from conch.measure.analyze.servers.remote import RemoteServer
+from conch.measure.analyze.servers import ControlClient, LocalServer, RemoteServer, ServerGone
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.server.resources import find_server
 from conch.repository.scan import ModelRepository
@@ -76,7 +74,7 @@ def test_a_server_that_died_is_started_again(local: LocalServer) -> None:
 
 def test_a_server_ends_with_an_analysis_that_is_killed(repository: ModelRepository, tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from conch.measure.analyze.servers.local import LocalServer;"
+        "import sys; from pathlib import Path; from conch.measure.analyze.servers import LocalServer;"
         "from conch.repository.scan import ModelRepository;"
         "server = LocalServer(ModelRepository([Path(sys.argv[1])]), ['waits'], Path(sys.argv[2]));"
         "server.load({}); print('loaded', flush=True); sys.stdin.read()"

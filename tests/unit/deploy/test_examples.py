@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from conch.config.pbtxt import parse
-from conch.deploy.bundle import example
-from conch.deploy.endpoint import EMBEDDINGS
+from conch.deploy.bundle import EMBEDDINGS, example
 
 CONFIG = """
 max_batch_size: 8

@@ -17,8 +17,7 @@ from typing import Final
 from conch.config.editing import edit
 from conch.core.errors import ConchError, invalid
 from conch.machine.temporary import TemporaryFolder
-from conch.measure.analyze.servers.base import Overrides
-from conch.measure.analyze.servers.local import LocalServer, config_text
+from conch.measure.analyze.servers import LocalServer, Overrides, config_text
 from conch.repository.scan import ModelRepository
 
 #: Suffix of the previous configuration's file name.

@@ -27,8 +27,8 @@ from conch.measure.perf.plan import Levels, PerfPlan
 from conch.measure.perf.requests.shared_memory import MemoryLayout, SharedRegion
 from conch.measure.perf.senders.generator import Generators
 from conch.measure.perf.senders.limit import SenderLimit
+from conch.measure.perf.senders.load import Constant, Intervals, Poisson, Schedule
 from conch.measure.perf.senders.records import join_events
-from conch.measure.perf.senders.schedule import Constant, Intervals, Poisson, Schedule
 from conch.measure.perf.server.api import ServerApi
 from conch.measure.perf.server.resources import (
     GpuReader,

@@ -27,7 +27,7 @@ from conch.config.schema import ModelConfig, is_ensemble
 from conch.core.errors import ConchError, internal, invalid, one_line, unavailable
 from conch.repository.errors import NotFoundError
 from conch.repository.fingerprint import Fingerprint, counts, fingerprint_of
-from conch.repository.located import Inventory, Located
+from conch.repository.model_files import Inventory, Located
 from conch.repository.names import is_directory_name, is_utf8
 from conch.repository.stores.copies import PAUSES, Copy, ModelCopies, Transfer, in_units, tidy
 from conch.repository.stores.pool import DaemonPool, SharedCalls
@@ -176,9 +176,9 @@ def _problem(path: str) -> str:
 Open = Callable[[StoreUrl, Mapping[str, str]], Store]
 
 _MODULES: Final = {
-    "s3": ("conch.repository.stores.s3", "open_s3"),
-    "gs": ("conch.repository.stores.gs", "open_gs"),
-    "as": ("conch.repository.stores.azure", "open_azure"),
+    "s3": ("conch.repository.stores.filesystem", "open_s3"),
+    "gs": ("conch.repository.stores.filesystem", "open_gs"),
+    "as": ("conch.repository.stores.filesystem", "open_azure"),
     "hf": ("conch.repository.stores.hub", "open_hub"),
 }
 

@@ -28,6 +28,7 @@ from conch.repository.model_files import ModelFiles
 from conch.repository.override import (
     Override,
     UploadedModel,
+    check_same_code,
     describe_override,
     needs_no_directory,
     read_override,
@@ -37,7 +38,6 @@ from conch.repository.versions import missing_version_warning, select_versions
 from conch.server.concurrency import end_all, gather_all
 from conch.server.model import Model
 from conch.server.models.memory import MemoryLedger
-from conch.server.models.overrides import check_same_code
 from conch.server.models.states import ModelState, ModelTable, State, VersionState, at_state
 from conch.server.models.version_loader import VersionLoader
 from conch.server.models.versions import ServingVersions

@@ -18,7 +18,7 @@ from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, read_model
 from conch.measure.perf.plan import Levels, read_address
 from conch.measure.perf.requests.encoding import RequestForm, infer_message, infer_request
 from conch.measure.perf.requests.shared_memory import MemoryLayout, SharedRegion
-from conch.measure.perf.senders.schedule import Constant, Intervals, Poisson, share_of
+from conch.measure.perf.senders.load import Constant, Intervals, Poisson, share_of
 from conch.measure.perf.server.statistics import differences
 
 METADATA = {

@@ -17,8 +17,8 @@ from conch.measure.perf.measured import Measured
 from conch.measure.perf.plan import Levels, PerfPlan
 from conch.measure.perf.run import Measurement
 from conch.measure.perf.senders.channels.connecting import Address
+from conch.measure.perf.senders.load import Poisson
 from conch.measure.perf.senders.records import RECORD, Outcome, Records
-from conch.measure.perf.senders.schedule import Poisson
 from tests.unit.measure.perf.known_server import KnownServer, running
 
 RATE = 200

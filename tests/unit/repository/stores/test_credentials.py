@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from conch.core.errors import Code, ConchError
-from conch.repository.stores.azure import azure_arguments, azure_digest, azure_stamp
-from conch.repository.stores.gs import gs_arguments, gs_digest, gs_stamp
-from conch.repository.stores.s3 import s3_arguments
+from conch.repository.stores.filesystem import (
+    azure_arguments,
+    azure_digest,
+    azure_stamp,
+    gs_arguments,
+    gs_digest,
+    gs_stamp,
+    s3_arguments,
+)
 from conch.repository.stores.urls import parse_url
 
 

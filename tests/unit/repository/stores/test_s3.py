@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conch.core.errors import Code, ConchError
-from conch.repository.stores.s3 import S3Store, entity_tag, md5_digest, open_s3
+from conch.repository.stores.filesystem import S3Store, entity_tag, md5_digest, open_s3
 from conch.repository.stores.store import Redacted, RemoteFile
 from conch.repository.stores.urls import parse_url
 

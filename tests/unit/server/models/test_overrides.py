@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from conch.core.errors import Code, ConchError
-from conch.repository.override import Override
-from conch.server.models.overrides import check_allowed
+from conch.repository.override import Override, check_allowed
 from tests.unit.server.loads import CONFIG, House
 
 PARAMETER = 'parameters {key: "task" value {string_value: "a"}} '

@@ -19,7 +19,7 @@ from conch.core.errors import did_you_mean, internal, invalid
 from conch.measure.analyze.options import values
 from conch.measure.analyze.options.settings import AnalyzeSettings
 from conch.measure.analyze.results import ModelFigures, Point
-from conch.measure.analyze.servers.base import ServerGone
+from conch.measure.analyze.servers import ServerGone
 from conch.measure.perf.figures import Interval, WindowFigures, student
 from conch.measure.perf.inputs.data import DataOptions
 from conch.measure.perf.level import OnWindow

@@ -33,10 +33,20 @@ from conch.measure.analyze.search.searches import Search, searches
 from conch.measure.analyze.search.space import ModelFacts
 from conch.measure.analyze.search.strategies.choice import strategy_of
 from conch.measure.analyze.search.strategies.strategy import Trial
-from conch.measure.analyze.servers.base import AnalyzedServer, Configs, ControlClient, Overrides, ServerGone, ServerLost
-from conch.measure.analyze.servers.configurations import check_in_force, concise, with_ensembles
-from conch.measure.analyze.servers.local import LocalServer, write_repository
-from conch.measure.analyze.servers.remote import RemoteServer
+from conch.measure.analyze.servers import (
+    AnalyzedServer,
+    Configs,
+    ControlClient,
+    LocalServer,
+    Overrides,
+    RemoteServer,
+    ServerGone,
+    ServerLost,
+    check_in_force,
+    concise,
+    with_ensembles,
+    write_repository,
+)
 from conch.measure.perf.figures import WINDOWS
 from conch.measure.perf.inputs.specs import read_model
 from conch.measure.perf.plan import read_address

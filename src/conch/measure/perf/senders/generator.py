@@ -33,7 +33,7 @@ from conch.measure.perf.senders.calls import CallChannel, Judge
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.senders.channels.grpc import GrpcChannel, Rpc, StreamChannel
 from conch.measure.perf.senders.channels.http import EventChannel, HttpChannel, JudgedHttpChannel, ReadEvent
-from conch.measure.perf.senders.load import ClosedLoad, OpenLoad, Sending
+from conch.measure.perf.senders.load import ClosedLoad, OpenLoad, Schedule, Sending, share_of
 from conch.measure.perf.senders.records import (
     Collected,
     RecordBuffer,
@@ -42,7 +42,6 @@ from conch.measure.perf.senders.records import (
     read_events,
     read_records,
 )
-from conch.measure.perf.senders.schedule import Schedule, share_of
 
 _CTRL_C: Final = {signal.SIGINT}
 #: How long a process may take to end (s).

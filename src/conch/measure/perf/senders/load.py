@@ -3,7 +3,8 @@
 In ``ClosedLoad``, each caller waits for its response before it sends the next request. ``OpenLoad`` starts requests
 when they are due, independently of earlier ones. A request that has to wait for a free call counts from its due time,
 so that a stalled server affects all requests that it would have delayed. Both run on the event loop of a sending
-process.
+process. Due times come from a schedule, at constant, random (Poisson) or given intervals, in nanoseconds of the clock
+of the start time.
 """
 
 from __future__ import annotations
@@ -12,14 +13,72 @@ import asyncio
 import ctypes
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 from time import monotonic_ns
 from typing import Final
 
 from conch.measure.perf.requests.payload import Payloads, SequenceSource
 from conch.measure.perf.senders.calls import CallChannel, TimedCall
 from conch.measure.perf.senders.records import Outcome, RecordBuffer, Unfinished
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """``rate`` requests per second at constant intervals."""
+
+    rate: float
+
+    def moments(self, start: int) -> Iterator[int]:
+        """Yield due times from ``start`` on, without end."""
+        number = 0
+        while True:
+            # Computed from the start: a sum of intervals would accumulate rounding errors.
+            yield start + int(number * 1e9 / self.rate)
+            number += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """``rate`` requests per second on average, independent of each other: intervals are exponentially distributed."""
+
+    rate: float
+    seed: int = 0
+
+    def moments(self, start: int) -> Iterator[int]:
+        """Yield due times from ``start`` on, without end; the same ones for the same seed."""
+        random = Random(self.seed)
+        moment = float(start)
+        while True:
+            moment += random.expovariate(self.rate) * 1e9
+            yield int(moment)
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Given intervals between requests (ns), repeated."""
+
+    distances: Sequence[int]
+
+    def moments(self, start: int) -> Iterator[int]:
+        """Yield due times from ``start`` on, without end."""
+        moment = start
+        while True:
+            for distance in self.distances:
+                moment += distance
+                yield moment
+
+
+Schedule = Constant | Poisson | Intervals
+
+
+def share_of(schedule: Schedule, start: int, number: int, count: int) -> Iterator[int]:
+    """Yield every ``count``-th due time, beginning with number ``number``: the share of one of ``count`` processes."""
+    for index, moment in enumerate(schedule.moments(start)):
+        if index % count == number:
+            yield moment
+
 
 # Linux's timerfd if available; otherwise the timer of the event loop.
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conch.core.errors import ConchError
-from conch.measure.analyze.servers.configurations import check_in_force, concise, with_ensembles
+from conch.measure.analyze.servers import check_in_force, concise, with_ensembles
 
 GROUP = {"name": "a_0", "kind": "KIND_CPU", "count": 1, "gpus": []}
 CONFIGS = {

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from conch.core.errors import ConchError, internal
-from conch.measure.analyze.servers.base import ControlClient, ServerGone, ServerLost
-from conch.measure.analyze.servers.remote import RemoteServer
+from conch.measure.analyze.servers import ControlClient, RemoteServer, ServerGone, ServerLost
 from conch.measure.perf.senders.channels.connecting import Address
 
 HERE = Address("localhost", 8001)
