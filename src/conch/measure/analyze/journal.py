@@ -20,9 +20,8 @@ from conch import __version__
 from conch.core.errors import ConchError, invalid, unavailable
 from conch.machine.facts import MachineFacts
 from conch.measure.analyze.options.settings import AnalyzeSettings
-from conch.measure.analyze.results import Candidate, ModelFigures, Point
+from conch.measure.analyze.results import Candidate, Point, from_json
 from conch.measure.perf.inputs.data import DataOptions
-from conch.measure.perf.server.resources import GpuFigures, ResourceFigures
 from conch.repository.scan import ModelRepository
 
 try:
@@ -166,7 +165,7 @@ class Journal:
         if "configs" in record:
             self._configs[record["under"], key] = record["configs"]
             return
-        point = read_point(record["point"])
+        point = from_json(Point, record["point"])
         self._points.setdefault((record["under"], key, point.load, record["finalist"]), []).append(point)
 
 
@@ -192,21 +191,6 @@ def _key(candidate: Candidate) -> str:
 
 def _of(finalist: Candidate | None) -> str:
     return _key(finalist) if finalist is not None else ""
-
-
-def read_point(values: Mapping[str, Any]) -> Point:
-    """Create a point from the JSON of ``dataclasses.asdict``; raises Python's own errors for invalid values."""
-    resources = values["resources"]
-    if resources is not None:
-        gpus = {name: GpuFigures(**figures) for name, figures in resources["gpus"].items()}
-        resources = ResourceFigures(**{**resources, "gpus": gpus})
-    models = {
-        name: ModelFigures(
-            **{**model, "percentiles": {float(key): value for key, value in model["percentiles"].items()}}
-        )
-        for name, model in values["models"].items()
-    }
-    return Point(**{**values, "models": models, "resources": resources, "warnings": tuple(values["warnings"])})
 
 
 #: The settings that affect points; goals and the search mode do not.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from conch.measure.perf.server.resources import ResourceFigures
 
@@ -98,3 +100,28 @@ class CandidateResult:
     error: str = ""
     #: The configurations in force, by model, as shown by the server.
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def from_json(kind: Any, value: Any) -> Any:
+    """Return the ``kind`` that ``dataclasses.asdict`` and JSON have turned into ``value``; sequences become tuples.
+
+    Raises Python's own errors for other content.
+    """
+    if isinstance(kind, type) and is_dataclass(kind):
+        types = _types(kind)
+        return kind(**{name: from_json(types[name], part) for name, part in value.items()})
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        [of_value] = (argument for argument in arguments if argument is not NoneType)
+        return None if value is None else from_json(of_value, value)
+    if origin is Mapping:
+        key, element = arguments
+        return {float(name) if key is float else name: from_json(element, part) for name, part in value.items()}
+    if origin in (Sequence, tuple):
+        return tuple(from_json(arguments[0], part) for part in value)
+    return value
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)

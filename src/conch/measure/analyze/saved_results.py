@@ -10,14 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from conch.config.reading import read_json
 from conch.core.errors import invalid, not_found
-from conch.measure.analyze.journal import read_point
-from conch.measure.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
-from conch.measure.analyze.judging.ranking import FinalRound, FinalRounds
-from conch.measure.analyze.results import Candidate, CandidateResult, LoadKind
+from conch.measure.analyze.judging.goals import Goals
+from conch.measure.analyze.judging.ranking import FinalRounds
+from conch.measure.analyze.results import CandidateResult, LoadKind, from_json
 
 FILENAME: Final = "results.json"
 #: The version of the format.
@@ -77,41 +76,7 @@ def load(folder: Path) -> tuple[Circumstances, list[SavedSearch]]:
     try:
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']}")
-        known = document["circumstances"]
-        pairs = {name: [(key, value) for key, value in known[name]] for name in ("machine", "settings")}
-        return Circumstances(**{**known, **pairs}), [_search(search) for search in document["searches"]]
+        searches = [from_json(SavedSearch, search) for search in document["searches"]]
+        return from_json(Circumstances, document["circumstances"]), searches
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise invalid(f"{path} has no results of this version ({type(error).__name__}: {error})") from None
-
-
-def _search(values: Mapping[str, Any]) -> SavedSearch:
-    goals = values["goals"]
-    model_goals = {
-        name: ModelGoals(
-            tuple(WeightedObjective(**objective) for objective in model["objectives"]),
-            tuple(Constraint(**constraint) for constraint in model["constraints"]),
-            model["weight"],
-        )
-        for name, model in goals["models"].items()
-    }
-    return SavedSearch(
-        tuple(values["models"]),
-        Goals(model_goals, Price(**goals["price"])),
-        [_result(result) for result in values["results"]],
-        values["complete"],
-        _rounds(values["final"]),
-    )
-
-
-def _rounds(values: Mapping[str, Any] | None) -> FinalRounds | None:
-    if values is None:
-        return None
-    rounds = [
-        FinalRound(read_point(entry["winner"]), tuple(map(read_point, entry["defaults"]))) for entry in values["rounds"]
-    ]
-    return FinalRounds(values["name"], tuple(rounds))
-
-
-def _result(values: Mapping[str, Any]) -> CandidateResult:
-    points = tuple(map(read_point, values["points"]))
-    return CandidateResult(Candidate(**values["candidate"]), points, values["error"], values["configs"])
