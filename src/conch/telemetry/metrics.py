@@ -217,7 +217,6 @@ class Registry:
         statistics: ModelStatistics,
         *,
         tags: Mapping[str, str] | None = None,
-        gpu_uuid: str = "",
         namespace: str = "",
         cached: bool = False,
     ) -> None:
@@ -227,7 +226,7 @@ class Registry:
         """
         labels = {"model": statistics.name, "version": str(statistics.version)}
         labels |= {f"_{tag}": value for tag, value in (tags or {}).items()}
-        labels |= {name: value for name, value in (("gpu_uuid", gpu_uuid), ("namespace", namespace)) if value}
+        labels |= {"namespace": namespace} if namespace else {}
         self._models[_key(statistics, namespace)] = Registered(
             statistics, dict(sorted(labels.items())), cached, self.config.quantiles
         )

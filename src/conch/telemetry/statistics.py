@@ -488,12 +488,6 @@ class ModelStatistics:
         if not index:
             self.record_first_response(now - times.arrived)
 
-    def record_cancelled_response(self, index: int, infer_ns: int) -> None:
-        """Record the cancellation of a request after ``index`` responses."""
-        response = self._response(index)
-        response.compute_infer.add(infer_ns)
-        response.cancel.add(infer_ns)
-
     def _response(self, index: int) -> ResponseStatistics:
         index = min(index, MAX_RESPONSES - 1)
         response = self.responses.get(index)

@@ -109,9 +109,9 @@ def test_failure_is_counted_under_its_reason() -> None:
 
 def test_labels_are_ordered_by_name() -> None:
     page = registry()
-    served(page, tags={"team": "a"}, gpu_uuid="GPU-1", namespace="/r")
+    served(page, tags={"team": "a"}, namespace="/r")
     (label,) = samples(page, "nv_inference_count")
-    assert label == 'nv_inference_count{_team="a",gpu_uuid="GPU-1",model="m",namespace="/r",version="1"}'
+    assert label == 'nv_inference_count{_team="a",model="m",namespace="/r",version="1"}'
 
 
 def test_only_models_with_a_response_cache_have_cache_counters() -> None:

@@ -113,7 +113,6 @@ def test_responses_are_counted_by_their_index(statistics: ModelStatistics) -> No
     statistics.record_response(1, 20, 1, failed=True)
     statistics.record_empty_response(2, 5)
     statistics.record_response(0, 10, 1)
-    statistics.record_cancelled_response(1, 7)
     responses = statistics.snapshot()["response_stats"]
     assert list(responses) == ["0", "1", "2"]
     assert responses["0"] == {
@@ -125,7 +124,6 @@ def test_responses_are_counted_by_their_index(statistics: ModelStatistics) -> No
         "cancel": {"count": 0, "ns": 0},
     }
     assert responses["1"]["fail"] == {"count": 1, "ns": 21}
-    assert responses["1"]["cancel"] == {"count": 1, "ns": 7}
     assert responses["2"]["empty_response"] == {"count": 1, "ns": 5}
 
 

@@ -237,7 +237,7 @@ STABILITY: Final = 0.1
 _RIVALS: Final = 3
 
 
-def hopeless(windows: Sequence[Point], rival: Point | None, goals: Goals, *, stability: float = STABILITY) -> bool:
+def hopeless(windows: Sequence[Point], rival: Point | None, goals: Goals) -> bool:
     """Return whether the point being measured is clearly worse than ``rival``, or clearly violates a constraint.
 
     ``windows`` are its windows so far, each as a whole point; they have neither memory nor server stages, which are
@@ -246,13 +246,13 @@ def hopeless(windows: Sequence[Point], rival: Point | None, goals: Goals, *, sta
     """
     if not windows or rival is None or not satisfied(rival, goals):
         return False
-    if not all(map(valid, windows)) or _rising(windows, stability):
+    if not all(map(valid, windows)) or _rising(windows):
         return False
-    margin = 3 * stability * sqrt(1 / len(windows) + 1 / _RIVALS)
+    margin = 3 * STABILITY * sqrt(1 / len(windows) + 1 / _RIVALS)
     worse = all(knows_objectives(window, goals) and score(window, rival, goals) < 1 - margin for window in windows)
     return worse or all(excess_known(window, goals) > margin for window in windows)
 
 
-def _rising(windows: Sequence[Point], stability: float) -> bool:
+def _rising(windows: Sequence[Point]) -> bool:
     """Return whether the last window is better than the first by more than windows differ."""
-    return len(windows) > 1 and windows[-1].throughput > windows[0].throughput * (1 + stability)
+    return len(windows) > 1 and windows[-1].throughput > windows[0].throughput * (1 + STABILITY)

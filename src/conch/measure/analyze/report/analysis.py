@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from conch.measure.analyze.judging.goals import Goals, in_words
@@ -148,8 +148,6 @@ class Analysis:
     settings: Sequence[tuple[str, str]] = ()
     reproduce: str = ""
     apply: str = ""
-    #: By UUID, the use of GPUs by the server without loaded models: memory (bytes), utilization (0 to 1), power (W).
-    server_only: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
 
     @property
     def best(self) -> Placed | None:

@@ -13,7 +13,6 @@ from conch.measure.reports.text import csv_text, json_text
 
 #: The version of the JSON format; incremented by changes that break existing readers.
 FORMAT: Final = 2
-SERVER_ONLY: Final = ("Model", "GPU UUID", "GPU Memory Usage (MB)", "GPU Utilization (%)", "GPU Power Usage (W)")
 
 
 def tables(analysis: Analysis) -> Mapping[str, str]:
@@ -30,12 +29,6 @@ def tables(analysis: Analysis) -> Mapping[str, str]:
     by_name = {"metrics-model-inference.csv": csv_text(Table.of(inference, _inference(analysis)))}
     if analysis.has_gpus:
         by_name["metrics-model-gpu.csv"] = csv_text(Table.of(gpu, _gpus(analysis)))
-    if analysis.server_only:
-        rows: list[list[Cell]] = [
-            ["triton-server", uuid, round(memory / 1e6, 1), round(100 * used, 1), round(power, 1)]
-            for uuid, (memory, used, power) in analysis.server_only.items()
-        ]
-        by_name["metrics-server-only.csv"] = csv_text(Table.of(SERVER_ONLY, rows))
     return by_name
 
 

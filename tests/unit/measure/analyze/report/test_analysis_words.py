@@ -131,8 +131,8 @@ def test_the_table_fits_into_the_terminal(width: int) -> None:
 
 
 def test_the_files_have_model_analyzers_names_and_columns() -> None:
-    tables = files.tables(analysis(server_only={"GPU-57c7b00e": (300_000_000, 0.01, 21.5)}))
-    assert list(tables) == ["metrics-model-inference.csv", "metrics-model-gpu.csv", "metrics-server-only.csv"]
+    tables = files.tables(analysis())
+    assert list(tables) == ["metrics-model-inference.csv", "metrics-model-gpu.csv"]
     lines = {name: text.splitlines() for name, text in tables.items()}
     assert lines["metrics-model-inference.csv"][0] == (
         "Model,Batch,Concurrency,Model Config Path,Instance Group,Max Batch Size,Satisfies Constraints,"
@@ -142,7 +142,6 @@ def test_the_files_have_model_analyzers_names_and_columns() -> None:
         "Model,GPU UUID,Batch,Concurrency,Model Config Path,Instance Group,Satisfies Constraints,"
         "GPU Memory Usage (MB),GPU Utilization (%),GPU Power Usage (W)"
     )
-    assert lines["metrics-server-only.csv"][1] == "triton-server,GPU-57c7b00e,300.0,1.0,21.5"
     rows = list(csv.DictReader(io.StringIO(tables["metrics-model-inference.csv"])))
     satisfied = {row["Concurrency"]: row["Satisfies Constraints"] for row in rows[:9]}
     assert satisfied["128"] == "Yes" and satisfied["256"] == "No"
