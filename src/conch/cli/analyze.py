@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from conch.measure.analyze.report.analysis import Analysis
     from conch.measure.analyze.results import CandidateResult, Point
     from conch.measure.analyze.saved_results import Circumstances, SavedSearch
-    from conch.measure.analyze.search.strategies.strategy import Trial
+    from conch.measure.analyze.search.strategy import Trial
 
 
 def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSettings, str]:

@@ -17,7 +17,7 @@ from conch.measure.analyze.options.settings import AnalyzeSettings
 from conch.measure.analyze.profiling.profile import Profile, SearchOutcome
 from conch.measure.analyze.profiling.progress import SearchProgress
 from conch.measure.analyze.results import Point
-from conch.measure.analyze.search.strategies.strategy import Trial
+from conch.measure.analyze.search.strategy import Trial
 from conch.measure.analyze.servers import ServerLost
 from conch.repository.scan import ModelRepository
 from tests.e2e.analyze import models

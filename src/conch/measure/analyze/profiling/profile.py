@@ -31,8 +31,8 @@ from conch.measure.analyze.results import Candidate, CandidateResult, Point
 from conch.measure.analyze.search.axis import axis_of
 from conch.measure.analyze.search.searches import Search, searches
 from conch.measure.analyze.search.space import ModelFacts
-from conch.measure.analyze.search.strategies.choice import strategy_of
-from conch.measure.analyze.search.strategies.strategy import Trial
+from conch.measure.analyze.search.strategies import strategy_of
+from conch.measure.analyze.search.strategy import Trial
 from conch.measure.analyze.servers import (
     AnalyzedServer,
     Configs,

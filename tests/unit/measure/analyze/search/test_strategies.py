@@ -18,7 +18,7 @@ from conch.measure.analyze.options.settings import AnalyzeSettings, SearchMode
 from conch.measure.analyze.results import Candidate
 from conch.measure.analyze.search.searches import Search, searches
 from conch.measure.analyze.search.space import ModelFacts
-from conch.measure.analyze.search.strategies.choice import strategy_of
+from conch.measure.analyze.search.strategies import strategy_of
 from tests.unit.measure.analyze.configs import batching_model
 from tests.unit.measure.analyze.simulated import SHAPES, RateServer, SimulatedServer
 

@@ -1,1 +1,0 @@
-"""Search strategies, which choose the next candidate and load to measure."""
