@@ -33,13 +33,14 @@ def test_failure_in_the_middle_of_a_stream_is_an_event(client: Any) -> None:
     assert pieces == ["", "word ", "word "]
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
 def test_client_that_goes_cancels_its_request(server: ConchServer, waiting: Events, path: str) -> None:
     name = path.replace("/", "-")
     asked = {
         "chat/completions": say(f"!wait {name}"),
         "completions": {"model": "talker", "prompt": ["hi", f"!wait {name}"]},
         "responses": {"model": "talker", "input": f"!wait {name}"},
+        "messages": {**say(f"!wait {name}"), "max_tokens": 9},
     }[path]
     body = json.dumps({**asked, "stream": True}).encode()
     host, port = server.http.split(":")

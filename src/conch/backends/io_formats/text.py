@@ -73,14 +73,14 @@ class StopStrings:
 class StoppingText:
     """The text of a completion, released as soon as it cannot be part of a stop string."""
 
-    __slots__ = ("_included", "_pending", "_stops", "stopped")
+    __slots__ = ("_included", "_pending", "_stops", "stop")
 
     def __init__(self, stops: StopStrings | None, *, included: bool = False) -> None:
         self._stops = stops
         self._included = included  # whether the stop string is part of the text
         self._pending = ""
-        #: Whether a stop string has been found, which ends the text.
-        self.stopped = False
+        #: The stop string that has been found, which ends the text.
+        self.stop = ""
 
     def add(self, piece: str) -> str:
         """Add text; return the text that is released."""
@@ -89,9 +89,9 @@ class StoppingText:
         text = self._pending + piece
         match = self._stops.search(text)
         if match is not None:
-            self.stopped = True
             self._pending = ""
             start, end = match
+            self.stop = text[start:end]
             return text[: end if self._included else start]
         count = self._stops.partial_match(text)
         self._pending = text[len(text) - count :]
@@ -194,7 +194,7 @@ class TextResponseBuilder(ResponseBuilder):
         if progress.finish:
             piece += sample.stream.flush()
         text = sample.stopping.add(piece) if sample.total > sample.min_tokens else piece
-        if sample.stopping.stopped:
+        if sample.stopping.stop:
             sample.finish = "stop"
         elif progress.finish:
             text += sample.stopping.flush()
@@ -210,6 +210,8 @@ class TextResponseBuilder(ResponseBuilder):
         outputs: dict[str, Array | Strings] = {"text_output": _strings(["".join(sample.text) for sample in samples])}
         if "finish_reason" in options.outputs:
             outputs["finish_reason"] = _strings([sample.finish for sample in samples])
+        if "stop_reason" in options.outputs:
+            outputs["stop_reason"] = _strings([sample.stopping.stop for sample in samples])
         if "cumulative_logprob" in options.outputs:
             outputs["cumulative_logprob"] = np.array([sample.cumulative for sample in samples], np.float32)
         if "logprobs" in options.outputs:
@@ -238,6 +240,22 @@ class TextResponseBuilder(ResponseBuilder):
         return {"logprob": logprob, "rank": rank or None, "decoded_token": self._tokenizer.piece(token)}
 
 
+class PromptLength(ResponseBuilder):
+    """Builds the response to a request that is only tokenized: the number of its tokens and an empty text."""
+
+    prompts = ()
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    def add(self, index: int, progress: Progress) -> str:
+        raise NotImplementedError  # there is no completion
+
+    def responses(self, final: bool) -> Sequence[Result]:
+        counted = np.array([self._tokens], np.uint32)
+        return (Result({"text_output": _strings([""]), "num_input_tokens": counted}),)
+
+
 def _strings(texts: list[str]) -> Strings:
     return Strings((len(texts),), texts)
 
@@ -248,6 +266,7 @@ _WORDS: Final = tuple(known for known in PARAMETERS if known.text_input and know
 #: Flag inputs, and the outputs that each of them requests.
 _RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "return_finish_reason": ("finish_reason",),
+    "return_stop_reason": ("stop_reason",),
     "return_cumulative_logprob": ("cumulative_logprob",),
     "return_logprobs": ("logprobs",),
     "return_num_input_tokens": ("num_input_tokens",),
@@ -258,7 +277,7 @@ _RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
 #: Maximum number of ``bad_words``; each word is tokenized twice.
 _MOST_WORDS: Final = 4096
 _TEXTS: Final = ("text_input", "messages", "tools", "chat_template_kwargs", "sampling_parameters")
-_FLAGS: Final = ("stream", "exclude_input_in_output", INCLUDE_MARKS)
+_FLAGS: Final = ("stream", "exclude_input_in_output", "tokenize_only", INCLUDE_MARKS)
 
 
 def _input_of(parameter: SamplingParameter) -> TensorSpec:
@@ -276,6 +295,7 @@ INPUTS: Final = (
 OUTPUTS: Final = (
     TensorSpec("text_output", "BYTES", (-1,)),
     TensorSpec("finish_reason", "BYTES", (-1,)),
+    TensorSpec("stop_reason", "BYTES", (-1,)),
     TensorSpec("cumulative_logprob", "FP32", (-1,)),
     TensorSpec("logprobs", "BYTES", (-1,)),
     TensorSpec("prompt_logprobs", "BYTES", (1,)),
@@ -314,6 +334,8 @@ class TextInterface:
             raise invalid("Streaming is only supported in decoupled mode.")
         # A structure makes calls of tools that the model is not told about possible.
         text, prompt = self._prompt(request, optional_tools="structured_outputs" in overrides.values)
+        if request.option("tokenize_only", False):
+            return PromptLength(len(prompt))
         chat = "messages" in request.inputs
         exclude = request.option("exclude_input_in_output", stream or chat)
         if stream and not exclude:

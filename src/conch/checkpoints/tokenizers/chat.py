@@ -64,6 +64,7 @@ class ChatTemplate:
         """Render a conversation, followed by the beginning of the assistant's message.
 
         ``optional_tools``: a template that has no place for ``tools`` is rendered without them.
+        If ``variables`` have ``continue_final_message``, it ends with the text of the last message, as in transformers.
         ``variables`` are passed to the template, except ``chat_template``, which selects a template by name. Raises
         INVALID_ARG for invalid messages, for messages that the template rejects, and for tools if the template ignores
         them.
@@ -77,13 +78,18 @@ class ChatTemplate:
         from conch.checkpoints.tokenizers.chat_sandbox import TooMuch, limited
 
         values = {"add_generation_prompt": True, "documents": None, **self.tokens, **variables}
+        final = _final_text(messages) if values.pop("continue_final_message", False) else ""
         try:
             with limited(self.seconds):
-                return compiled.render(messages=[_plain(message) for message in messages], tools=tools, **values)
+                text = compiled.render(messages=[_plain(message) for message in messages], tools=tools, **values)
         except TooMuch as error:
             raise invalid(f"the chat template of the model cannot render these messages: {error}") from None
         except Exception as error:
             raise _refused(error) from None
+        at = text.rfind(final)
+        if at < 0:
+            raise invalid("the chat template of the model changes the last message, so that it cannot be continued")
+        return text[: at + len(final)] if final else text
 
     def _template(self, selected: Any, tools: Any) -> _Compiled:
         if not self.templates:
@@ -101,6 +107,15 @@ class ChatTemplate:
                 _logger.warning("%s: %s", self.source, error.message)
                 raise
         return self._compiled[name]
+
+
+def _final_text(messages: list[dict[str, Any]]) -> str:
+    """Return the text of the last message without white space around it. Raises INVALID_ARG if it has none."""
+    content = messages[-1].get("content")
+    text = content.strip() if isinstance(content, str) else ""
+    if not text:
+        raise invalid("the last message has no text to continue", "messages")
+    return text
 
 
 def check_messages(messages: Any) -> None:

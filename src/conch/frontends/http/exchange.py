@@ -20,6 +20,7 @@ JSON: Final = (b"Content-Type", b"application/json")
 Headers = Iterable[tuple[bytes, bytes]]
 
 _STATUS_LINE = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_STATUS_LINE[529] = b"HTTP/1.1 529 Overloaded\r\n"  # Anthropic's
 #: Below this size (bytes), head and body are sent in one buffer; for a larger body, joining costs more than it saves.
 _JOIN_BELOW = 32 * 1024
 
@@ -71,6 +72,7 @@ class HttpExchange:
         "path",
         "record",
         "refusal",
+        "response_headers",
         "route",
         "started",
         "urgent",
@@ -106,6 +108,8 @@ class HttpExchange:
         self.worked_for = False
         self.on_disconnect: Callable[[], None] | None = None
         self.started = False
+        #: Headers of the response besides those of the handler; set by the application.
+        self.response_headers: Headers = ()
         #: The access log record of this exchange.
         self.record: AccessRecord | None = None
 
@@ -191,7 +195,7 @@ class HttpExchange:
 
     def _head(self, status: int, headers: Headers, framing: bytes) -> bytes:
         lines = [_STATUS_LINE[status]]
-        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines += [b"%b: %b\r\n" % header for header in (*headers, *self.response_headers)]
         if not self.keep_alive:
             lines.append(b"Connection: close\r\n")
         lines.append(framing)

@@ -127,6 +127,14 @@ class OpenAi:
         """Handle ``POST /v1/completions``."""
         self._start(exchange, "completion")
 
+    def message(self, exchange: HttpExchange) -> None:
+        """Handle ``POST /v1/messages`` of Anthropic."""
+        self._start(exchange, "message")
+
+    def count_tokens(self, exchange: HttpExchange) -> None:
+        """Handle ``POST /v1/messages/count_tokens`` of Anthropic."""
+        self._start(exchange, "message_count")
+
     def find_model(self, name: str) -> Model:
         """Return the model with a name, or with a LoRA adapter of that name. Raises NOT_FOUND or UNAVAILABLE."""
         try:

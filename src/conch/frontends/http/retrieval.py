@@ -53,7 +53,6 @@ class RetrievalResponder(RequestsResponder):
         super().__init__(exchange, model, inputs, id=id, outputs=plan.outputs, parameters=plan.parameters)
         self._plan = plan
         self._offloader = offloader
-        self._headers = [JSON, (b"X-Request-Id", id.encode("latin-1"))] if id else [JSON]
         self._parts: list[Sequence[WireTensor]] = [()] * len(inputs)
 
     def _take(self, part: int, response: InferResponse) -> None:
@@ -66,7 +65,7 @@ class RetrievalResponder(RequestsResponder):
     async def _encode(self) -> None:
         size = sum([len(tensor.data) for part in self._parts for tensor in part])
         body = await self._offloader.run(size, work.retrieval_body, self._plan, self._model, self._parts)
-        self._exchange.respond(200, self._headers, body)
+        self._exchange.respond(200, [JSON], body)
 
 
 class Retrieval:

@@ -16,12 +16,13 @@ from ipaddress import ip_address
 from time import monotonic_ns
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
+from uuid import uuid4
 
 from conch.core.errors import Code, ConchError, invalid
 from conch.frontends.access_log import AccessRecord
 from conch.frontends.exposure import is_local
 from conch.frontends.http.control import ControlRoutes, RegionRoutes
-from conch.frontends.http.dialects import KSERVE, OPENAI, TEI, Dialect, refuse
+from conch.frontends.http.dialects import ANTHROPIC, KSERVE, OPENAI, TEI, Dialect, refuse
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.inference import Inference
 from conch.frontends.http.openai import OpenAi
@@ -155,6 +156,9 @@ class HttpEndpoint(NamedTuple):
 #: Maximum number of remembered paths, and their maximum length (bytes).
 _CACHE_SIZE: Final = 4096
 _CACHED_LENGTH: Final = 256
+#: Maximum length of the id that a client chooses for its request (bytes).
+_LONGEST_REQUEST_ID: Final = 256
+_BEARER: Final = b"Bearer "
 #: Prefix of the OpenAI API; errors for unknown paths below it have OpenAI's form.
 _OPENAI: Final = b"/v1/"
 
@@ -209,6 +213,8 @@ class Router:
             if handler is None and endpoint.hidden:
                 raise _NotFound
             exchange.dialect = endpoint.dialect
+            if endpoint.dialect.request_id:
+                exchange.response_headers = [(endpoint.dialect.request_id, _request_id(exchange))]
             if handler is None:
                 exchange.refusal = (ConchError("Method Not Allowed"), 405)
                 return 0
@@ -305,7 +311,16 @@ class Router:
         """Return the message that refuses a request to a restricted API; empty if it is allowed."""
         header, value, shown = self._restrictions[api]
         allowed = hmac.compare_digest(exchange.headers.get(header, b""), value)
+        if header == b"authorization" and value.startswith(_BEARER):  # Anthropic's clients send keys elsewhere
+            key = exchange.headers.get(b"x-api-key", b"")
+            allowed |= hmac.compare_digest(_BEARER + key, value)
         return "" if allowed else f"This API is restricted, expecting header '{shown}'"
+
+
+def _request_id(exchange: HttpExchange) -> bytes:
+    """Return the id of a request: the client's, or a new one."""
+    given = exchange.headers.get(b"x-request-id", b"")
+    return given if 0 < len(given) <= _LONGEST_REQUEST_ID else f"req_{uuid4().hex}".encode()
 
 
 def _may_be_large(headers: dict[bytes, bytes]) -> bool:
@@ -364,7 +379,7 @@ def _region_endpoints(routes: RegionRoutes) -> Iterator[HttpEndpoint]:
 
 
 def _openai_table(server: InferenceServer, offloader: Offloader, control: ControlRoutes) -> list[HttpEndpoint]:
-    """Return the routes of the OpenAI API, and the health check of Triton's OpenAI front end."""
+    """Return the routes of OpenAI's and Anthropic's APIs, and the health check of Triton's OpenAI front end."""
     get, post = b"GET", b"POST"
     openai = OpenAi(server, offloader)
     responses = Responses(server, openai)
@@ -373,6 +388,10 @@ def _openai_table(server: InferenceServer, offloader: Offloader, control: Contro
         HttpEndpoint(r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}, dialect=OPENAI),
         HttpEndpoint(r"/v1/chat/completions", "inference", {post: openai.chat}, large=True, dialect=OPENAI),
         HttpEndpoint(r"/v1/completions", "inference", {post: openai.completion}, large=True, dialect=OPENAI),
+        HttpEndpoint(r"/v1/messages", "inference", {post: openai.message}, large=True, dialect=ANTHROPIC),
+        HttpEndpoint(
+            r"/v1/messages/count_tokens", "inference", {post: openai.count_tokens}, large=True, dialect=ANTHROPIC
+        ),
         HttpEndpoint(r"/v1/responses", "inference", {post: responses.create}, large=True, dialect=OPENAI),
         HttpEndpoint(
             r"/v1/responses/(?P<id>[^/]+)",

@@ -22,7 +22,7 @@ from conch.core.tensors import CONFIG_NAME, Buffer, WireTensor
 from conch.core.validation import count_strings, validate_request
 from conch.frontends.offloading.messages import Header, Packing, SharedMessage, Span, receive, unpack
 from conch.wire import compression
-from conch.wire.endpoints import ENDPOINTS, OpenAiRequest
+from conch.wire.endpoints import ENDPOINTS, GenerationRequest
 from conch.wire.json.control import read_load
 from conch.wire.json.generate import Layout, decode_document, decode_texts, encode_generate, encode_texts, read_document
 from conch.wire.json.infer import JsonOutputPlan, decode_infer, decode_split, parse_header_length
@@ -95,7 +95,7 @@ def generate(
 def openai(
     body: Buffer, encoding: str, limit: int, signature_of: Callable[[str], ModelSignature], endpoint: str
 ) -> tuple[ResponsePlan, list[dict[str, WireTensor]]]:
-    """Decode a chat or completion: the plan of its response, and the inputs of each request to the model.
+    """Decode a request to one of ``ENDPOINTS``: the plan of its response, and the inputs of each request to the model.
 
     ``signature_of`` is called with the name of the model or LoRA adapter; its errors refuse the request.
     """
@@ -123,7 +123,7 @@ def _decode(
     fields: Fields,
     signature_of: Callable[[str], ModelSignature],
     require: Callable[[ModelSignature], None],
-    read: Callable[[Fields], OpenAiRequest],
+    read: Callable[[Fields], GenerationRequest],
 ) -> tuple[ResponsePlan, list[dict[str, WireTensor]]]:
     name = fields.required_text("model")
     signature = signature_of(name)

@@ -138,13 +138,14 @@ class ChatPlan(ResponsePlan):
 class ChatRequest(Decoding):
     """A checked chat request; ``messages`` and ``template`` (values for the chat template) are JSON.
 
-    ``form`` is the form of the response in another API.
+    ``form`` is the form of the response in another API. ``tokenize_only``: only the tokens of the prompt are counted.
     """
 
     messages: bytes
     tools: Tools
     template: bytes | None
     form: ChatForm | None = None
+    tokenize_only: bool = False
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
         """Return the inputs of the single request to the model. Raises ApiError for a member without an input."""
@@ -157,7 +158,13 @@ class ChatRequest(Decoding):
                     raise ApiError(f"model '{signature.name}' has no input for '{name}'", name)
                 texts[name] = value
         inputs = generation_inputs(
-            signature, texts, self.sampling, stream=self.stream, logprobs=self.logprobs, marks=not self.structured
+            signature,
+            texts,
+            self.sampling,
+            stream=self.stream,
+            logprobs=self.logprobs,
+            marks=not self.structured,
+            tokenize_only=self.tokenize_only,
         )
         return [inputs]
 

@@ -37,7 +37,9 @@ _CLAMPS: Final = {
     for known in PARAMETERS
     if isinstance(known.type, Integer) and known.type.clamp is not None
 }
-_COUNTS: Final = ("return_num_input_tokens", "return_num_output_tokens", "return_finish_reason")
+_DETAILS: Final = (
+    "return_num_input_tokens", "return_num_output_tokens", "return_finish_reason", "return_stop_reason",
+)  # fmt: skip
 
 
 def generation_inputs(
@@ -49,10 +51,12 @@ def generation_inputs(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
     marks: bool = False,
+    tokenize_only: bool = False,
 ) -> dict[str, WireTensor]:
     """Return all inputs of a request: the ``texts`` by input name, and those for the client's parameters.
 
     ``marks``: the marks of the output format stay in the text, if the model has an input for it.
+    ``tokenize_only``: a model with this input only counts the tokens of the prompt.
 
     Raises ApiError for a parameter that has no input in the model or does not fit it.
     """
@@ -77,9 +81,11 @@ def generation_inputs(
     for name, value in flags.items():
         if name in declared:
             values[name] = [value]
-    for name in _COUNTS:
+    for name in _DETAILS:
         if name in declared:
             values[name] = [True]
+    if tokenize_only and "tokenize_only" in declared:
+        values["tokenize_only"] = [True]
     if logprobs is not None and "return_logprobs" in declared:
         values["return_logprobs"] = [True]
     tensors = {name: text_tensor(signature, name, [text]) for name, text in texts.items()}

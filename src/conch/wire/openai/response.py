@@ -83,6 +83,8 @@ class ChoiceDelta:
 
     text: str = ""
     finish: str = ""
+    #: The stop string that ended the choice, if the model reports it.
+    stop: str = ""
     logprobs: list[Token] | None = None
     prompt_logprobs: list[Any] | None = None
     tokens: int | None = None
@@ -117,6 +119,9 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
                 for piece, text in zip(_first(pieces, tensor), split_bytes(tensor.data), strict=True):
                     reason = text.decode("utf-8", "replace").lower()
                     piece.finish = "" if reason in _UNFINISHED else reason
+            case "stop_reason":
+                for piece, text in zip(_first(pieces, tensor), split_bytes(tensor.data), strict=True):
+                    piece.stop = text.decode("utf-8", "replace")
             case "logprobs":
                 for piece, text in zip(_first(pieces, tensor), split_bytes(tensor.data), strict=True):
                     piece.logprobs = _tokens(text, top)

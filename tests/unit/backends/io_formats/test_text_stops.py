@@ -15,7 +15,7 @@ def run(pieces: list[str], stops: list[str], *, included: bool = False) -> tuple
     out = []
     for piece in pieces:
         out.append(text.add(piece))
-        if text.stopped:
+        if text.stop:
             return out, True
     out.append(text.flush())
     return out, False

@@ -34,6 +34,7 @@ class LateClient(Client):
     def __init__(self, offloader: Offloader) -> None:
         self.core = Core()
         self.core.loads_on_demand = True
+        self.core.response_store = None
         self.late = LateModels(self.core.model)
         self.core.model = self.late.model
         self.late.missing = {"m"}

@@ -72,6 +72,7 @@ class Core:
         self.exiting = False
         self.regions = ClientRegions(False, list, ())
         self.loads_on_demand = False
+        self.response_store = None
         self.tracing = Tracing(TraceValues())
         self.table = ModelTable()
         self.model = self.table.find

@@ -71,6 +71,7 @@ class Site:
         self.settings = Settings(**settings)
         self.ready = True
         self.loads_on_demand = False
+        self.response_store = None
         self.tracing = Tracing(TraceValues())
         self.models: dict[str, Model] = {}
         self.executors: dict[str, TextExecutor] = {}
