@@ -15,6 +15,7 @@ import requests
 from sentence_transformers import MultiVectorEncoder, SparseEncoder
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 from sentence_transformers.util.quantization import quantize_embeddings
+from sentence_transformers.util.similarity import maxsim
 from torch import nn
 from transformers import BertTokenizer
 
@@ -169,6 +170,17 @@ def test_vectors_of_tokens_are_those_of_sentence_transformers(site: Site) -> Non
     assert [len(vectors) for vectors in site.ask("/embed_all", inputs=TEXTS)] == [
         len(encoder.encode(text)) for text in TEXTS
     ]
+
+
+def test_multi_vector_model_ranks_and_scores_by_maxsim(site: Site) -> None:
+    reference = MultiVectorEncoder(str(site.models / "colbert" / "1"), device="cpu")
+    query, documents = reference.encode_query(TEXTS[0]), [reference.encode_document(text) for text in TEXTS]
+    expected = maxsim([query], documents)[0].numpy()
+    answer = site.ask("/rerank", model="colbert", query=TEXTS[0], documents=TEXTS)["results"]
+    found = sorted(answer, key=lambda result: int(result["index"]))
+    assert np.allclose([result["relevance_score"] for result in found], expected, rtol=1e-5, atol=1e-5)
+    answer = site.ask("/score", model="colbert", text_1=TEXTS[0], text_2=TEXTS)["data"]
+    assert np.allclose([item["score"] for item in answer], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])

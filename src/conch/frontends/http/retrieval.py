@@ -101,23 +101,26 @@ class Retrieval:
         ``chosen`` is the endpoint and the name of the model, which may be empty.
         """
         endpoint, name = chosen
-        exchange.dialect = DIALECTS[ENDPOINTS[endpoint].api]
-        return self._server.model(name, version) if name else self._only_model(ENDPOINTS[endpoint].kinds)
+        own = ENDPOINTS[endpoint]
+        exchange.dialect = DIALECTS[own.api]
+        return self._server.model(name, version) if name else self._only_model(own.kinds, own.other_kinds)
 
-    def _only_model(self, accepted: Sequence[Kind]) -> Model:
-        """Return the only model of one of these kinds, for requests that name none.
+    def _only_model(self, accepted: Sequence[Kind], others: Sequence[Kind] = ()) -> Model:
+        """Return the only model of one of the ``accepted`` kinds, or else of ``others``, for requests that name none.
 
         A model that was never loaded has an unknown kind, and counts if no other model does. Raises UNSUPPORTED if
         there is none (UNAVAILABLE while models are being loaded), INVALID_ARG if there are several.
         """
-        names, unknown = [], []
+        names, second, unknown = [], [], []
         for name in self._server.ready_models():
             signature = self._server.signature(name)
             if signature is None:
                 unknown.append(name)
             elif any(kind in accepted for kind in kinds(signature)):
                 names.append(name)
-        names = names or unknown
+            elif any(kind in others for kind in kinds(signature)):
+                second.append(name)
+        names = names or second or unknown
         if len(names) > 1:
             shown = ", ".join(f"'{name}'" for name in names[:10])
             raise ApiError(f"several models can serve this request: name one of {shown} in 'model'", "model")

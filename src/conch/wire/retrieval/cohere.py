@@ -11,9 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.core.errors import Code
 from conch.core.inference import ModelSignature
-from conch.core.tensors import WireTensor
 from conch.core.text_parameters import MAX_PAIR_TOKENS
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.retrieval.images import IMAGE, image_file, read_content
@@ -25,9 +23,11 @@ from conch.wire.retrieval.inputs import (
     read_list,
     read_prompt,
     text_inputs,
+    text_or_image,
 )
-from conch.wire.retrieval.models import SCORE, vector_output
+from conch.wire.retrieval.models import Kind, kinds, vector_output
 from conch.wire.retrieval.openai import SIDES, check_dimensions, truncated
+from conch.wire.retrieval.pairs import pair_inputs, pair_scores
 from conch.wire.retrieval.plans import Array, DecodedRequest, Results, RetrievalPlan, document, new_id
 from conch.wire.retrieval.vectors import DTYPES, RELATIVE, SCALED, base64, quantized, shortened
 
@@ -127,18 +127,19 @@ def _texts(fields: Fields) -> Sequence[str | bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CohereRerankPlan(RetrievalPlan):
-    """The ``documents`` to return (None: their indices alone), and the number of results, at most ``top_n``."""
+    """The number of ``pairs``, and of results, at most ``top_n``; ``documents`` are returned (None: only indices)."""
 
-    documents: list[str] | None
+    pairs: int
+    documents: Sequence[str | bytes] | None
     top_n: int
 
     def body(self, model: str, results: Results) -> bytes:
-        scores = results.numbers(SCORE)[:, 0]
+        scores = pair_scores(self.outputs, results, self.pairs)
         ranked = []
         for index in best(scores)[: self.top_n]:
             result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
-            if self.documents is not None:
-                result["document"] = {"text": self.documents[index]}
+            if self.documents is not None and isinstance(text := self.documents[index], str):
+                result["document"] = {"text": text}
             ranked.append(result)
         tokens = results.tokens
         return document(
@@ -184,30 +185,20 @@ def _rerank(fields: Fields, signature: ModelSignature, *, shows: bool) -> Decode
     fields.refuse("return_embeddings", "max_chunks_per_doc")
     fields.ignore("priority", "user")
     fields.finish()
-    inputs, rows = pair_inputs(signature, [query] * len(documents), documents)
+    kind = Kind.RANKER if Kind.RANKER in kinds(signature) else Kind.MULTI_VECTOR
+    inputs, rows, outputs = pair_inputs(signature, [query], documents, TextOptions(), kind)
     plan = CohereRerankPlan(
-        rows=rows, outputs=counted(signature, SCORE), documents=documents if shown else None, top_n=top_n,
+        rows=rows, outputs=counted(signature, *outputs), pairs=len(documents),
+        documents=documents if shown else None, top_n=top_n,
         parameters=options.parameters | ({MAX_PAIR_TOKENS: length} if length is not None else {}),
     )  # fmt: skip
     return DecodedRequest(plan, inputs)
 
 
-def pair_inputs(
-    signature: ModelSignature, firsts: list[str], seconds: list[str], options: TextOptions | None = None
-) -> tuple[list[dict[str, WireTensor]], list[int]]:
-    """Return the inputs of requests that score pairs. Raises UNSUPPORTED for a model with several scores per pair."""
-    classes = signature.outputs[SCORE].dims[-1]
-    if classes > 1:
-        raise ApiError(
-            f"model '{signature.name}' has {classes} scores for each pair; an order needs one: use "
-            f"/v2/models/{signature.name}/infer",
-            "model",
-            code=Code.UNSUPPORTED,
-        )
-    return text_inputs(signature, firsts, options or TextOptions(), output=SCORE, pairs=seconds)
-
-
-def _document(item: Any, index: int) -> str:
+def _document(item: Any, index: int) -> str | bytes:
+    item = text_or_image(item, f"documents[{index}]")
+    if type(item) is bytes:
+        return item
     text = item.get("text") if type(item) is dict else item
     if type(text) is not str:
         path = f"documents[{index}].text" if type(item) is dict else f"documents[{index}]"

@@ -21,16 +21,20 @@ TEI: Final = "tei"
 
 
 class RetrievalEndpoint(NamedTuple):
-    """The ``kinds`` of models that an endpoint accepts, its ``api``, and ``read``, which raises ApiError."""
+    """The ``kinds`` of models that an endpoint accepts, its ``api``, and ``read``, which raises ApiError.
+
+    Models of ``other_kinds`` serve requests that name them, or if there is no model of ``kinds``.
+    """
 
     api: str
     kinds: tuple[Kind, ...]
     read: Callable[[Fields, ModelSignature], DecodedRequest]
     needs_model: bool = False
+    other_kinds: tuple[Kind, ...] = ()
 
     def decode(self, fields: Fields, signature: ModelSignature) -> DecodedRequest:
         """Read a request to a model. Raises ApiError, UNSUPPORTED for a model of another kind."""
-        require(signature, self.kinds, TEI_ROUTES if self.api == TEI else ROUTES)
+        require(signature, self.kinds + self.other_kinds, TEI_ROUTES if self.api == TEI else ROUTES)
         return self.read(fields, signature)
 
 
@@ -38,9 +42,13 @@ ENDPOINTS: Final[Mapping[str, RetrievalEndpoint]] = {
     "embeddings": RetrievalEndpoint(OPENAI, (Kind.DENSE,), openai.read_embeddings, needs_model=True),
     "cohere_embed": RetrievalEndpoint(COHERE, (Kind.DENSE,), cohere.read_embed),
     "cohere_embed_v1": RetrievalEndpoint(COHERE, (Kind.DENSE,), cohere.read_embed_v1),
-    "cohere_rerank": RetrievalEndpoint(COHERE, (Kind.RANKER,), cohere.read_rerank),
-    "cohere_rerank_v2": RetrievalEndpoint(COHERE, (Kind.RANKER,), cohere.read_rerank_v2),
-    "vllm_score": RetrievalEndpoint(OPENAI, (Kind.RANKER, Kind.DENSE), vllm.read_score),
+    "cohere_rerank": RetrievalEndpoint(COHERE, (Kind.RANKER,), cohere.read_rerank, other_kinds=(Kind.MULTI_VECTOR,)),
+    "cohere_rerank_v2": RetrievalEndpoint(
+        COHERE, (Kind.RANKER,), cohere.read_rerank_v2, other_kinds=(Kind.MULTI_VECTOR,)
+    ),
+    "vllm_score": RetrievalEndpoint(
+        OPENAI, (Kind.RANKER, Kind.DENSE), vllm.read_score, other_kinds=(Kind.MULTI_VECTOR,)
+    ),
     "vllm_classify": RetrievalEndpoint(OPENAI, (Kind.CLASSIFIER,), vllm.read_classify),
     "vllm_pooling": RetrievalEndpoint(OPENAI, (Kind.DENSE, Kind.MULTI_VECTOR, Kind.CLASSIFIER), vllm.read_pooling),
     "vllm_tokenize": RetrievalEndpoint(OPENAI, (Kind.TOKENIZER,), vllm.read_tokenize),

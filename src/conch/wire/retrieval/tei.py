@@ -14,7 +14,7 @@ from conch.core.tensors import WireTensor
 from conch.core.text_parameters import REFUSE, TRUNCATION
 from conch.wire.openai.inputs import text_tensor
 from conch.wire.openai.reading import ApiError, Fields, wrong
-from conch.wire.retrieval.cohere import best, pair_inputs
+from conch.wire.retrieval.cohere import best
 from conch.wire.retrieval.inputs import (
     MAX_TEXTS,
     PROMPT_NAME,
@@ -44,9 +44,10 @@ from conch.wire.retrieval.models import (
     vector_output,
 )
 from conch.wire.retrieval.openai import check_dimensions
+from conch.wire.retrieval.pairs import cosines, multi_vectors, pair_inputs
 from conch.wire.retrieval.plans import DecodedRequest, Results, RetrievalPlan, document
 from conch.wire.retrieval.vectors import normalized, shortened
-from conch.wire.retrieval.vllm import TOP_K, add_top_k, cosines, multi_vectors
+from conch.wire.retrieval.vllm import TOP_K, add_top_k
 
 #: The input that selects how a classifier or reranker converts logits to scores.
 FUNCTION: Final = "function_to_apply"
@@ -184,7 +185,7 @@ def read_rerank(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     shown = fields.flag("return_text")
     options = _truncated(fields, TextOptions())
     fields.finish()
-    inputs, rows = pair_inputs(signature, [query] * len(texts), texts, options)
+    inputs, rows, _ = pair_inputs(signature, [query], texts, options, Kind.RANKER)
     _apply(signature, inputs, rows, "none" if raw else "sigmoid", raw=raw)
     plan = RerankPlan(rows=rows, outputs=(SCORE,), parameters=options.parameters, texts=texts if shown else None)
     return DecodedRequest(plan, inputs)

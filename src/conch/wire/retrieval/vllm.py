@@ -15,7 +15,6 @@ from conch.core.inference import ModelSignature
 from conch.core.tensors import WireTensor
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.sampling import IGNORED
-from conch.wire.retrieval.cohere import pair_inputs
 from conch.wire.retrieval.inputs import (
     MAX_TEXTS,
     MAX_TOKEN,
@@ -39,36 +38,26 @@ from conch.wire.retrieval.models import (
     vector_output,
 )
 from conch.wire.retrieval.openai import check_dimensions, read_options, truncated, usage
+from conch.wire.retrieval.pairs import multi_vectors, pair_inputs, pair_scores
 from conch.wire.retrieval.plans import Array, DecodedRequest, Results, RetrievalPlan, document, new_id
-from conch.wire.retrieval.vectors import base64, normalized, shortened
+from conch.wire.retrieval.vectors import base64, shortened
 
 #: The input of a classifier that limits the number of classes in its response.
 TOP_K: Final = "top_k"
+#: The kinds of models whose pairs have scores.
+SCORED: Final = (Kind.RANKER, Kind.DENSE, Kind.MULTI_VECTOR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoresPlan(RetrievalPlan):
-    """The scores of ``pairs`` pairs: those of the model, or the cosine of the vectors of their texts.
-
-    With vectors, the rows are the first texts (one, or one per pair) and then the second ones.
-    """
+    """The scores of ``pairs`` pairs."""
 
     pairs: int
 
     def body(self, model: str, results: Results) -> bytes:
-        if self.outputs[0] == SCORE:
-            scores = results.numbers(SCORE)[:, 0]
-        else:
-            vectors = normalized(results.numbers(self.outputs[0]))
-            count = len(vectors) - self.pairs
-            scores = cosines(vectors[:count], vectors[count:])
+        scores = pair_scores(self.outputs, results, self.pairs)
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
         return document(_listed(model, "score", data, results))
-
-
-def cosines(firsts: Array, seconds: Array) -> Array:
-    """Return the products of FP32 vectors ``[1 or n, size]`` and ``[n, size]`` of length 1, row by row."""
-    return np.asarray((firsts.astype(np.float64) * seconds).sum(1), np.float32)
 
 
 def _listed(model: str, prefix: str, data: list[Any], results: Results) -> dict[str, Any]:
@@ -94,7 +83,8 @@ def read_score(fields: Fields, signature: ModelSignature) -> DecodedRequest:
             f"'{names[0]}' has {len(firsts)} texts and '{names[1]}' {len(seconds)}: there must be one, or as many",
             names[0],
         )
-    if Kind.DENSE in kinds(signature) and len(firsts) + len(seconds) > MAX_TEXTS:
+    kind = next(kind for kind in kinds(signature) if kind in SCORED)
+    if kind is not Kind.RANKER and len(firsts) + len(seconds) > MAX_TEXTS:
         raise ApiError(
             f"'{names[0]}' and '{names[1]}' have {len(firsts) + len(seconds)} texts; at most {MAX_TEXTS} are allowed",
             names[1],
@@ -103,14 +93,10 @@ def read_score(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     options = truncated(fields, TextOptions())
     fields.ignore(*IGNORED)
     fields.finish()
-    if Kind.DENSE in kinds(signature):
-        output = vector_output(signature)
-        inputs, rows = text_inputs(signature, [*firsts, *seconds], options, output=output)
-    else:
-        output = SCORE
-        repeated = firsts * (len(seconds) // len(firsts))
-        inputs, rows = pair_inputs(signature, repeated, seconds, options)
-    plan = ScoresPlan(rows=rows, outputs=counted(signature, output), parameters=options.parameters, pairs=len(seconds))
+    inputs, rows, outputs = pair_inputs(signature, firsts, seconds, options, kind)
+    plan = ScoresPlan(
+        rows=rows, outputs=counted(signature, *outputs), parameters=options.parameters, pairs=len(seconds)
+    )
     return DecodedRequest(plan, inputs)
 
 
@@ -165,14 +151,6 @@ def _add_all_classes(signature: ModelSignature, inputs: list[dict[str, WireTenso
     """Request all classes, because the model's own ``top_k`` may leave some out."""
     if TOP_K in signature.inputs:
         add_top_k(signature, inputs, rows, MAX_TOKEN)
-
-
-def multi_vectors(results: Results) -> list[Array]:
-    """Return the vectors of each text, FP32 ``[vectors, size]`` without padding."""
-    counts = results.numbers(VECTOR_COUNT)[:, 0]
-    size = results.last_dimension(VECTORS)
-    rows = zip(results.ragged(VECTORS), counts, strict=True)
-    return [row.reshape(-1, size)[: int(count)] for row, count in rows]
 
 
 def read_classify(fields: Fields, signature: ModelSignature) -> DecodedRequest:

@@ -40,7 +40,8 @@ IMAGE_EMBEDDER = signature(
 PLAIN_EMBEDDER = signature([_TEXT], [TensorSpec("embedding", "FP32", (8,))])
 SPARSE = signature([_TEXT], [TensorSpec("sparse_indices", "INT64", (-1,)), TensorSpec("sparse_values", "FP32", (-1,))])
 MULTI_VECTOR = signature(
-    [_TEXT], [TensorSpec("token_embeddings", "FP32", (-1, 2)), TensorSpec("num_vectors", "UINT32", (1,))]
+    [_TEXT, optional("task")],
+    [TensorSpec("token_embeddings", "FP32", (-1, 2)), TensorSpec("num_vectors", "UINT32", (1,))],
 )
 RANKER = signature([_TEXT, _PAIR, optional("function_to_apply")], [TensorSpec("score", "FP32", (1,)), _COUNT])
 CLASSIFIER = signature(

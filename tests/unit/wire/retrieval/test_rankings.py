@@ -13,7 +13,7 @@ from conch.core.tensors import WireTensor
 from conch.wire.openai.reading import ApiError
 from conch.wire.retrieval.models import kinds
 from conch.wire.retrieval.plans import Results
-from tests.unit.wire.retrieval.models import CLASSIFIER, EMBEDDER, RANKER, body, decoded, signature, texts
+from tests.unit.wire.retrieval.models import CLASSIFIER, EMBEDDER, MULTI_VECTOR, RANKER, body, decoded, signature, texts
 
 DOCUMENTS = ["low", "high", "middle", "high too", "lowest"]
 SCORES = np.array([[0.25], [0.75], [0.5], [0.75], [0.125]], np.float32)
@@ -220,3 +220,24 @@ def test_vector_is_pooled_as_it_is() -> None:
     answer = body(decoded("vllm_pooling", EMBEDDER, input="x", task="embed"), embedding=[[1, 2]])
     assert answer["data"] == [{"index": 0, "object": "pooling", "data": [1, 2]}]
     assert refusal("vllm_pooling", EMBEDDER, input="x", task="classify").param == "task"
+
+
+def test_vectors_of_tokens_score_by_maxsim() -> None:
+    request = decoded("cohere_rerank", MULTI_VECTOR, query="q", documents=["a", "b", "c", "d", "e"])
+    assert texts(request) == [["q"], ["a", "b", "c", "d"], ["e"]]
+    assert texts(request, "task") == [["query"], ["document"] * 4, ["document"]]
+    vectors = np.zeros((6, 2, 2))
+    vectors[0] = [[1, 0], [0, 1]]
+    vectors[1:] = [[[1, 1], [0, 0]], [[2, 0], [9, 9]], [[0.5, 0], [0, 0.5]], [[-1, -3], [9, 9]], [[9, 9], [9, 9]]]
+    answer = body(request, token_embeddings=vectors, num_vectors=[[2], [2], [1], [2], [1], [0]])
+    found = [(result["index"], result["relevance_score"]) for result in answer["results"]]
+    assert found == [(0, 2), (1, 2), (2, 1), (4, 0), (3, -4)]
+    request = decoded("vllm_score", MULTI_VECTOR, queries=["q", "r"], documents=["a", "b"])
+    vectors = np.array([[[1, 0]], [[0, 1]], [[1, 2]], [[3, 4]]])
+    scores = body(request, token_embeddings=vectors, num_vectors=[[1]] * 4)["data"]
+    assert [item["score"] for item in scores] == [1, 4]
+
+
+def test_reranker_of_texts_refuses_images() -> None:
+    error = refusal("cohere_rerank", RANKER, query="q", documents=["a", {"image": "data:image/png;base64,eA=="}])
+    assert "scores no images" in error.message
