@@ -21,7 +21,7 @@ class ConnectionFailedError(ConchError):
 
     def __init__(self, reason: str, address: str = "") -> None:
         super().__init__(f"{address} does not respond: {reason}" if address else reason, Code.UNAVAILABLE)
-        self.reason = reason
+        self.cause = reason
 
 
 class UnreachableError(ConnectionFailedError):

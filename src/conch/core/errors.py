@@ -43,15 +43,23 @@ class ConchError(Exception):
 
     ``str(error)`` is the message alone; ``error.status`` is ``<Code name>: <message>``, as in log lines. ``public``
     replaces the message for clients in other processes if the message is meant for the operator, such as an
-    installation command or local paths. ``param`` is the parameter of the request that is wrong, if there is one.
+    installation command or local paths. ``param`` is the parameter of the request that is wrong, if there is one;
+    ``reason`` names the cause for programs, as the member ``code`` of OpenAI's errors.
     """
 
     def __init__(
-        self, message: str, code: Code = Code.INTERNAL, *, public: str | None = None, param: str | None = None
+        self,
+        message: str,
+        code: Code = Code.INTERNAL,
+        *,
+        public: str | None = None,
+        param: str | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message if message.isascii() else _text(message))
         self.code = code
         self.param = param
+        self.reason = reason
         self.public = self.message if public is None else _text(public)
 
     @property
@@ -69,7 +77,9 @@ class ConchError(Exception):
 
     def prefixed(self, prefix: str) -> ConchError:
         """Return a copy whose messages begin with ``prefix``."""
-        return ConchError(prefix + self.message, self.code, public=prefix + self.public, param=self.param)
+        return ConchError(
+            prefix + self.message, self.code, public=prefix + self.public, param=self.param, reason=self.reason
+        )
 
 
 def _text(message: str) -> str:
@@ -77,9 +87,9 @@ def _text(message: str) -> str:
     return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def invalid(message: str, param: str | None = None) -> ConchError:
+def invalid(message: str, param: str | None = None, *, reason: str | None = None) -> ConchError:
     """Return an INVALID_ARG error: a request or a configuration is wrong."""
-    return ConchError(message, Code.INVALID_ARG, param=param)
+    return ConchError(message, Code.INVALID_ARG, param=param, reason=reason)
 
 
 def not_found(message: str) -> ConchError:

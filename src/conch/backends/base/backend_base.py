@@ -305,7 +305,11 @@ class BackendBase(ABC):
             error = failure(raised)
             if error.public != error.message:
                 _logger.error("%s", error.message)
-            return {"outputs": [], "parameters": {}, "error": [error.code.name, error.public, error.param]}
+            return {
+                "outputs": [],
+                "parameters": {},
+                "error": [error.code.name, error.public, error.param, error.reason],
+            }
         self._outputs.check(wired, request.outputs, False, request.rows if self._counts_rows else None)
         outputs = [packer.add(*tensor, request.loans.get(tensor[0])) for tensor in wired]
         return {"outputs": outputs, "parameters": result.parameters}

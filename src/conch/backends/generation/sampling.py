@@ -119,6 +119,8 @@ def read_document(overrides: SamplingOverrides, text: str, source: str) -> None:
 
 #: Default of ``max_tokens`` if neither the request nor the model sets it.
 MAX_TOKENS: Final = 256
+#: The reason of errors about a prompt, or a prompt and its completion, that do not fit into the context; OpenAI's.
+TOO_LONG: Final = "context_length_exceeded"
 #: Lower temperatures count as zero, because engines divide by the temperature.
 GREEDY: Final = 1e-5
 
@@ -236,12 +238,14 @@ class Limits:
                 f"the prompt has {length} tokens, but the context of the model is {engine.context}, "
                 "and at least one is to be generated",
                 source,
+                reason=TOO_LONG,
             )
         if length + sampling.max_tokens > engine.context:
             raise invalid(
                 f"the prompt has {length} tokens and max_tokens is {sampling.max_tokens}: together more than the "
                 f"context of the model, {engine.context}",
                 "max_tokens",
+                reason=TOO_LONG,
             )
         if engine.cache_tokens and needed > engine.cache_tokens:
             raise invalid(

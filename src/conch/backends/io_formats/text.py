@@ -29,7 +29,7 @@ from conch.backends.tasks.task import TaskDescription, complete_config
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.checkpoints.tokenizers.stream import TextStream
+from conch.checkpoints.tokenizers.stream import TextStream, spelt
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.config.complete import ADAPTERS, CHAT_TEMPLATE, OUTPUT_FORMAT
 from conch.core.errors import invalid
@@ -237,7 +237,11 @@ class TextResponseBuilder(ResponseBuilder):
         return described
 
     def _alternative(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
-        return {"logprob": logprob, "rank": rank or None, "decoded_token": self._tokenizer.piece(token)}
+        text = self._tokenizer.piece(token)
+        described: dict[str, Any] = {"logprob": logprob, "rank": rank or None, "decoded_token": text}
+        if "\ufffd" in text:  # a part of a character
+            described["bytes"] = list(spelt(self._tokenizer.token(token)))
+        return described
 
 
 class PromptLength(ResponseBuilder):

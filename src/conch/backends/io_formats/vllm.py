@@ -143,8 +143,10 @@ class VllmBackend(TextBackend):
             return super().response_builder(request)
         except UnknownAdapter as error:
             if not error.known:
-                raise invalid("LoRA feature is not enabled.") from None
-            raise invalid(f"LoRA {error.name} is not supported, we currently support {list(error.known)}") from None
+                raise invalid("LoRA feature is not enabled.", error.param) from None
+            raise invalid(
+                f"LoRA {error.name} is not supported, we currently support {list(error.known)}", error.param
+            ) from None
         except ConchError as error:
             raise _with_triton_prefix(error) from None
 

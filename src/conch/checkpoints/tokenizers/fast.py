@@ -10,7 +10,6 @@ of decoder are often misleading.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +18,7 @@ import numpy as np
 
 from conch.checkpoints.tokenizers import stream
 from conch.checkpoints.tokenizers.chat import ChatTemplate
-from conch.checkpoints.tokenizers.stream import bytes_of
+from conch.checkpoints.tokenizers.stream import spelt
 from conch.checkpoints.tokenizers.tokenizer import (
     CHUNK,
     Ids,
@@ -34,7 +33,6 @@ from conch.core.errors import one_line, unsupported
 
 #: Texts around a token that is decoded, so that it is never the first or last token.
 _BEFORE, _AFTER = "a", "b"
-_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>", re.ASCII)
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
 #: Texts that check the result: the bytes of their tokens must join to the text. Their characters have one to four
 #: bytes.
@@ -69,7 +67,7 @@ def token_bytes(tokenizer: TextTokenizer) -> TokenBytes:
             tokens[id] = name.encode()
             continue
         text = texts[id]
-        tokens[id] = text.encode() if _INCOMPLETE not in text else _spelt(name)
+        tokens[id] = text.encode() if _INCOMPLETE not in text else spelt(name)
         if tokens[id].decode("utf-8", "replace") != text:
             raise unsupported(f"token {id} is {name!r} in the vocabulary and {text!r} in a text")
     known = TokenBytes(tokens, special_ids)
@@ -108,12 +106,6 @@ def _decoded(tokenizer: TextTokenizer, sequences: Sequence[list[int]]) -> list[s
     except Exception as error:
         raise unsupported(f"the tokenizer does not decode its tokens: {one_line(error)}") from None
     return texts
-
-
-def _spelt(name: str) -> bytes:
-    """Return the bytes that the name of a token represents; they may end within a character."""
-    byte = _BYTE.fullmatch(name)
-    return bytes.fromhex(byte[1]) if byte else bytes_of(name)
 
 
 def truncated_lengths(first: int, second: int, room: int, truncation: Truncation) -> tuple[int, int] | None:

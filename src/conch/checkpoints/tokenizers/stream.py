@@ -16,7 +16,7 @@ from typing import Any, Final
 
 #: Replaces the preceding text when a token is decoded on its own; no decoder changes it.
 _ANCHOR: Final = "a"
-_BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>", re.ASCII)
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>", re.ASCII)
 #: Decoders of ``tokenizers`` that decode each token independently, except for the first one.
 _SINGLE: Final = frozenset({"ByteFallback", "Metaspace", "Replace", "WordPiece"})
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
@@ -268,6 +268,12 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTES: Final = _byte_of_character()
+
+
+def spelt(name: str) -> bytes:
+    """Return the bytes that the name of a token represents; they may end within a character."""
+    byte = _BYTE_TOKEN.fullmatch(name)
+    return bytes.fromhex(byte[1]) if byte else bytes_of(name)
 
 
 def bytes_of(token: str) -> bytes:

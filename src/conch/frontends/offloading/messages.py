@@ -122,11 +122,12 @@ def _members(*names: str) -> Callable[[Any], Header]:
 
 
 def _error_members(error: ConchError) -> Header:
-    return {"message": clipped(error.message), "code": error.code, "param": error.param and clipped(error.param)}
-
-
-def _api_error_members(error: ApiError) -> Header:
-    return {**_error_members(error), "reason": error.reason}
+    return {
+        "message": clipped(error.message),
+        "code": error.code,
+        "param": error.param and clipped(error.param),
+        "reason": error.reason,
+    }
 
 
 #: The classes of values: a function that creates one from its members, and one that returns them. Records (data classes
@@ -136,7 +137,7 @@ _CLASSES: Final[dict[type, tuple[Callable[..., Any], Callable[[Any], Header]]]] 
     InferRequest: (_make_request, _request_members),
     InferResponse: (InferResponse, _members("outputs", "parameters")),
     ConchError: (ConchError, _error_members),
-    ApiError: (ApiError, _api_error_members),
+    ApiError: (ApiError, _error_members),
 }
 _RECORDS: Final[tuple[Any, ...]] = (
     ChatPlan, CompletionPlan, JsonOutputPlan, LoadParameters, ModelSignature, RequestedOutput, Span, TensorSpec, Tools,

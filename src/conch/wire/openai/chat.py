@@ -21,7 +21,7 @@ from conch.wire.openai.response import (
     Token,
     chat_logprobs,
 )
-from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
+from conch.wire.openai.sampling import IGNORED, Decoding, read_marks, read_sampling, read_stream
 from conch.wire.openai.tool_calls import read_tools
 from conch.wire.output.events import ArgumentsDelta, OutputEvent, OutputParser, ReasoningDelta, TextDelta, ToolCallStart
 from conch.wire.output.parsers import parser_for
@@ -102,7 +102,8 @@ def _call(call: Any, path: str) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-_REFUSED: Final = ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options")
+_REFUSED: Final = ("audio", "prediction", "verbosity", "web_search_options")
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
 #: vLLM's member for values of the chat template, and the input for them.
 TEMPLATE_VALUES: Final = "chat_template_kwargs"
 
@@ -138,12 +139,14 @@ class ChatPlan(ResponsePlan):
 class ChatRequest(Decoding):
     """A checked chat request; ``messages`` and ``template`` (values for the chat template) are JSON.
 
+    ``effort_only``: the values are those of ``reasoning_effort``, which has no effect for a model without the input.
     ``form`` is the form of the response in another API. ``tokenize_only``: only the tokens of the prompt are counted.
     """
 
     messages: bytes
     tools: Tools
     template: bytes | None
+    effort_only: bool
     form: ChatForm | None = None
     tokenize_only: bool = False
 
@@ -153,8 +156,8 @@ class ChatRequest(Decoding):
         for name, value in (("tools", self.tools.offered), (TEMPLATE_VALUES, self.template)):
             if value is not None:
                 if name not in signature.inputs:
-                    if name == "tools" and self.tools.schema is not None:
-                        continue  # the schema suffices
+                    if self.tools.schema is not None if name == "tools" else self.effort_only:
+                        continue  # a schema suffices for tools
                     raise ApiError(f"model '{signature.name}' has no input for '{name}'", name)
                 texts[name] = value
         inputs = generation_inputs(
@@ -165,6 +168,7 @@ class ChatRequest(Decoding):
             logprobs=self.logprobs,
             marks=not self.structured,
             tokenize_only=self.tokenize_only,
+            token_ids=self.token_ids,
         )
         return [inputs]
 
@@ -194,9 +198,8 @@ def read_chat(fields: Fields) -> ChatRequest:
     modalities = fields.take("modalities")
     if modalities not in (None, ["text"]):
         raise wrong("modalities", modalities, '["text"]')
-    template = fields.take(TEMPLATE_VALUES)
-    if template is not None and type(template) is not dict:
-        raise wrong(TEMPLATE_VALUES, template, "an object")
+    template, effort_only = _template(fields)
+    marks = read_marks(fields)
     fields.refuse(*_REFUSED)
     fields.ignore(*IGNORED)
     fields.finish()
@@ -207,9 +210,37 @@ def read_chat(fields: Fields) -> ChatRequest:
         members=members,
         logprobs=logprobs,
         template=orjson.dumps(template) if template else None,
+        effort_only=effort_only,
         stream=stream,
         include_usage=include_usage,
+        **marks,
     )
+
+
+def _template(fields: Fields) -> tuple[dict[str, Any], bool]:
+    """Return the values for the chat template, and whether they come from ``reasoning_effort`` alone."""
+    given = fields.take(TEMPLATE_VALUES)
+    if given is not None and type(given) is not dict:
+        raise wrong(TEMPLATE_VALUES, given, "an object")
+    values: dict[str, Any] = {}
+    continued = fields.flag("continue_final_message")
+    if not fields.flag("add_generation_prompt", not continued):
+        values["add_generation_prompt"] = False
+    elif continued:
+        raise ApiError(
+            "'continue_final_message' cannot be combined with 'add_generation_prompt'", "continue_final_message"
+        )
+    if continued:
+        values["continue_final_message"] = True
+    values |= given or {}
+    effort = fields.take("reasoning_effort")
+    if effort is None:
+        return values, False
+    if effort not in _EFFORTS:
+        raise wrong("reasoning_effort", effort, f"one of {', '.join(_EFFORTS)}")
+    # The names that templates use: GPT-OSS the first, Qwen and GLM the second, DeepSeek and Granite the third.
+    reasons = effort != "none"
+    return {"reasoning_effort": effort, "enable_thinking": reasons, "thinking": reasons, **values}, not values
 
 
 def _logprobs(fields: Fields) -> int | None:
@@ -246,11 +277,14 @@ class _Message:
     called: bool = False
     #: Tokens whose log-probabilities have not been sent yet.
     tokens: list[Token] = field(default_factory=list)
+    #: Ids of tokens that have not been sent yet.
+    ids: list[int] = field(default_factory=list)
 
     def events(self, piece: ChoiceDelta, end: str) -> list[OutputEvent]:
         """Return the events of a response."""
         if piece.logprobs:
             self.tokens += piece.logprobs
+        self.ids += piece.token_ids or ()
         events = self.parser.feed(piece.text) if piece.text else []
         if end:
             events += self.parser.finish()
@@ -282,6 +316,7 @@ class ChatResponse(OpenAiResponse):
     def __init__(self, plan: ChatPlan, model: str) -> None:
         super().__init__(model, plan.choices, plan)
         self._logprobs = plan.logprobs is not None
+        self._has_ids = plan.token_ids
         self._messages = [_Message(plan.parser()) for _ in range(plan.choices)]
 
     def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
@@ -298,6 +333,8 @@ class ChatResponse(OpenAiResponse):
         if chunks and message.tokens and "role" not in deltas[-1]:
             chunks[-1]["logprobs"] = chat_logprobs(message.tokens)
             message.tokens = []
+        if chunks and message.ids:
+            chunks[-1]["token_ids"], message.ids = message.ids, []
         if end:
             chunks[-1]["finish_reason"] = message.reason(end)
         return chunks
@@ -321,4 +358,5 @@ class ChatResponse(OpenAiResponse):
             "message": body,
             "logprobs": chat_logprobs(message.tokens) if self._logprobs else None,
             "finish_reason": message.reason(self._ends[index]),
+            **({"token_ids": message.ids} if self._has_ids else {}),
         }

@@ -12,7 +12,7 @@ from conch.wire.openai.inputs import generation_inputs
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan, Token, completion_logprobs
-from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
+from conch.wire.openai.sampling import IGNORED, Decoding, read_marks, read_sampling, read_stream
 
 #: Maximum number of prompts in a request; each becomes a request to the model.
 MAX_PROMPTS: Final = 2048
@@ -50,6 +50,7 @@ class CompletionRequest(Decoding):
                 stream=self.stream,
                 logprobs=self.logprobs,
                 prompt_logprobs=self.prompt_logprobs,
+                token_ids=self.token_ids,
             )
             for prompt in self.prompts
         ]
@@ -82,6 +83,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
         raise ApiError("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if fields.take("suffix") not in (None, ""):
         raise ApiError("suffix is not currently supported", "suffix")
+    marks = read_marks(fields)
     fields.ignore(*IGNORED)
     fields.finish()
     return CompletionRequest(
@@ -93,6 +95,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
         prompt_logprobs=prompt_logprobs,
         stream=stream,
         include_usage=include_usage,
+        **marks,
     )
 
 
@@ -134,17 +137,21 @@ class CompletionResponse(OpenAiResponse):
         self._offsets = [0] * count
         self._texts: list[list[str]] = [[] for _ in range(count)]
         self._tokens: list[list[Token]] = [[] for _ in range(count)]
+        self._ids: list[list[int]] = [[] for _ in range(count)]
+        self._has_ids = plan.token_ids
 
     def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
         text = self._text(index, piece)
         if not text and not piece.logprobs and not end:
             return []
         logprobs = self._logprobs(index, piece.logprobs) if piece.logprobs else None
-        return [{"index": index, "text": text, "logprobs": logprobs, "finish_reason": end or None}]
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": end or None}
+        return [choice if piece.token_ids is None else {**choice, "token_ids": piece.token_ids}]
 
     def _keep(self, index: int, piece: ChoiceDelta, end: str) -> None:
         self._texts[index].append(self._text(index, piece))
         self._tokens[index] += piece.logprobs or ()
+        self._ids[index] += piece.token_ids or ()
         self._prompts[index] = piece.prompt_logprobs or self._prompts[index]
 
     def _choice(self, index: int) -> dict[str, Any]:
@@ -153,6 +160,7 @@ class CompletionResponse(OpenAiResponse):
             "text": "".join(self._texts[index]),
             "logprobs": self._logprobs(index, self._tokens[index]) if self._top is not None else None,
             "finish_reason": self._ends[index],
+            **({"token_ids": self._ids[index]} if self._has_ids else {}),
             **({"prompt_logprobs": self._prompts[index]} if self._scored else {}),
         }
 

@@ -40,6 +40,8 @@ _CLAMPS: Final = {
 _DETAILS: Final = (
     "return_num_input_tokens", "return_num_output_tokens", "return_finish_reason", "return_stop_reason",
 )  # fmt: skip
+#: The input, and vLLM's member, for the ids of the tokens of a completion.
+RETURN_TOKEN_IDS: Final = "return_token_ids"
 
 
 def generation_inputs(
@@ -52,6 +54,7 @@ def generation_inputs(
     prompt_logprobs: int | None = None,
     marks: bool = False,
     tokenize_only: bool = False,
+    token_ids: bool = False,
 ) -> dict[str, WireTensor]:
     """Return all inputs of a request: the ``texts`` by input name, and those for the client's parameters.
 
@@ -81,6 +84,10 @@ def generation_inputs(
     for name, value in flags.items():
         if name in declared:
             values[name] = [value]
+    if token_ids:
+        if RETURN_TOKEN_IDS not in declared:
+            raise _cannot(signature, RETURN_TOKEN_IDS)
+        values[RETURN_TOKEN_IDS] = [True]
     for name in _DETAILS:
         if name in declared:
             values[name] = [True]

@@ -28,8 +28,7 @@ class ApiError(ConchError):
     def __init__(
         self, message: str, param: str | None = None, *, code: Code = Code.INVALID_ARG, reason: str | None = None
     ) -> None:
-        super().__init__(message, code, param=param)
-        self.reason = reason
+        super().__init__(message, code, param=param, reason=reason)
 
 
 def error_object(status: int, message: str, param: str | None = None, reason: str | None = None) -> dict[str, Any]:
@@ -42,14 +41,13 @@ def error_object(status: int, message: str, param: str | None = None, reason: st
 
 def error_body(status: int, error: ConchError) -> bytes:
     """Return the body of an error response, also used as the data of an event that ends a stream."""
-    param, reason = error.param, None
-    if isinstance(error, ApiError):
-        reason = error.reason
-    elif error.code is Code.NOT_FOUND:  # only models are looked up
+    param, reason = error.param, error.reason
+    if error.code is Code.NOT_FOUND and not isinstance(error, ApiError):  # only models are looked up
         param, reason = "model", "model_not_found"
-    elif param is None:
+    elif param is None and not isinstance(error, ApiError):
         # Workers report input names; these inputs have the names of request members.
-        param = next((name for name in _INPUTS if error.public.startswith(f"input '{name}' ")), None)
+        message = error.public.removeprefix("Error generating stream: ")  # of Triton's vLLM backend
+        param = next((name for name in _INPUTS if message.startswith(f"input '{name}' ")), None)
     return text.dumps(error_object(status, error.public, param, reason))
 
 

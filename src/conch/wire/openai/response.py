@@ -58,10 +58,16 @@ def _likeliest(token: Token) -> dict[str, float]:
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
-    # The bytes of a token that is a partial character are unknown.
-    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+    data = text.encode()
+    if text.startswith(_BYTES):
+        data = bytes.fromhex(text.removeprefix("bytes:").replace("\\x", ""))
+    elif "\ufffd" in text:  # the model does not report the bytes of a partial character
+        return {"token": text, "logprob": logprob, "bytes": None}
+    return {"token": text, "logprob": logprob, "bytes": list(data)}
 
 
+#: The beginning of the name of a token that is a part of a character, as at OpenAI: its bytes follow.
+_BYTES: Final = "bytes:\\x"
 #: Minimum log-probability, sent in place of minus infinity.
 _LEAST: Final = -9999.0
 #: The finish reasons of choices that have not ended.
@@ -88,6 +94,7 @@ class ChoiceDelta:
     logprobs: list[Token] | None = None
     prompt_logprobs: list[Any] | None = None
     tokens: int | None = None
+    token_ids: list[int] | None = None
 
 
 @dataclass(slots=True)
@@ -110,6 +117,7 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
     result = ModelResponse([])
     pieces = result.pieces
     prompt_logprobs = None
+    ids: list[int] | None = None
     for tensor in response.outputs:
         match tensor.name:
             case "text_output":
@@ -127,13 +135,19 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
                     piece.logprobs = _tokens(text, top)
             case "prompt_logprobs":
                 prompt_logprobs = [_finite(entry) for entry in _listed(split_bytes(tensor.data)[0]) or ()]
+            case "token_ids":
+                ids = to_json(tensor)
             case "num_input_tokens":
                 result.prompt_tokens = max(to_json(tensor), default=None)
             case "num_output_tokens":
                 for piece, count in zip(_first(pieces, tensor), to_json(tensor), strict=True):
                     piece.tokens = count
+    start = 0
     for piece in pieces:
         piece.prompt_logprobs = prompt_logprobs
+        if ids is not None:  # those of all choices in order
+            end = start + piece.tokens if piece.tokens is not None else len(ids)
+            piece.token_ids, start = ids[start:end], end
     return result
 
 
@@ -177,6 +191,8 @@ def _token(entry: dict[str, dict[str, Any]], top: int) -> Token:
 
 
 def _shown(id: str, token: dict[str, Any]) -> str:
+    if (data := token.get("bytes")) is not None:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
     decoded = token.get("decoded_token")
     return f"token_id:{id}" if decoded is None else str(decoded)
 
@@ -222,7 +238,8 @@ class ResponsePlan(ABC):
     ``choices`` is the number of choices per prompt, ``limit`` is ``max_tokens`` if given, ``logprobs`` the number of
     alternatives to each token (None: no log-probabilities). ``members`` are the request's names of parameters, where
     they differ from those of the model. ``adapter`` is the LoRA adapter that the request names as its model.
-    ``output_format`` is the one of the model's signature.
+    ``output_format`` is the one of the model's signature. ``token_ids``: the choices have the ids of their tokens.
+    ``request_id`` is the client's identifier of the request.
     """
 
     choices: int
@@ -233,6 +250,8 @@ class ResponsePlan(ABC):
     members: dict[str, str]
     adapter: str
     output_format: str = ""
+    token_ids: bool = False
+    request_id: str = ""
 
     @abstractmethod
     def answer(self, model: str) -> GenerationResponse:
@@ -293,7 +312,7 @@ class OpenAiResponse(GenerationResponse):
     chunk_kind: ClassVar[str]
 
     def __init__(self, model: str, choices: int, plan: ResponsePlan) -> None:
-        super().__init__(f"{self.prefix}-{uuid4().hex}", choices, plan.limit)
+        super().__init__(f"{self.prefix}-{plan.request_id or uuid4().hex}", choices, plan.limit)
         self._head = {"id": self.id, "object": self.kind, "created": int(time()), "model": model}
         self._chunk_head = {**self._head, "object": self.chunk_kind, "system_fingerprint": None}
         self._include_usage = plan.include_usage

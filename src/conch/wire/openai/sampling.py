@@ -21,7 +21,8 @@ class Decoding:
 
     ``sampling`` has the parameters of the request, ``logprobs`` the number of alternatives to each token (None: no
     log-probabilities). ``members`` are the request's names of parameters, where they differ from those of the model.
-    ``adapter`` is the LoRA adapter that the request names as its model.
+    ``token_ids``: the choices have the ids of their tokens. ``request_id`` is the client's identifier of the request,
+    ``adapter`` the LoRA adapter that the request names as its model.
     """
 
     sampling: dict[str, Any]
@@ -29,6 +30,8 @@ class Decoding:
     logprobs: int | None
     stream: bool
     include_usage: bool
+    token_ids: bool = False
+    request_id: str = ""
     adapter: str = ""
 
     def with_adapter(self, name: str) -> Self:
@@ -52,6 +55,8 @@ class Decoding:
             "logprobs": self.logprobs,
             "stream": self.stream,
             "include_usage": self.include_usage,
+            "token_ids": self.token_ids,
+            "request_id": self.request_id,
             "members": self.members,
             "adapter": self.adapter,
         }
@@ -59,6 +64,10 @@ class Decoding:
 
 #: Members of other servers' APIs that models support under the same name.
 EXTENSIONS: Final = tuple(sorted(known.name for known in PARAMETERS if known.openai == "extension"))
+#: vLLM's member for the only tokens that may be chosen.
+_ALLOWED: Final = "allowed_token_ids"
+#: The maximum number of characters in the client's identifier of a request.
+_LONGEST_ID: Final = 256
 #: vLLM's older names for kinds of structured output.
 _GUIDED: Final = {f"guided_{kind}": kind for kind in KINDS}
 #: Members about accounts and bookkeeping, which do not affect the response.
@@ -82,7 +91,7 @@ def read_sampling(fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:
         "frequency_penalty": fields.number("frequency_penalty", -2, 2),
         "seed": _seed(fields),
         "stop": fields.strings("stop"),
-        "logit_bias": _logit_bias(fields),
+        "logit_bias": _logit_bias(fields, members),
     }
     for name in EXTENSIONS:
         options[name] = fields.take(name)
@@ -95,6 +104,14 @@ def read_sampling(fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:
         members["structured_outputs"] = name
         options["structured_outputs"] = structure
     return {name: value for name, value in options.items() if value is not None}, members
+
+
+def read_marks(fields: Fields) -> dict[str, Any]:
+    """Return vLLM's members about a response: its identifier, and whether it has token ids."""
+    request_id = fields.text("request_id") or ""
+    if len(request_id) > _LONGEST_ID:
+        raise ApiError(f"'request_id' has more than {_LONGEST_ID} characters", "request_id")
+    return {"request_id": request_id, "token_ids": fields.flag("return_token_ids")}
 
 
 def read_stream(fields: Fields) -> tuple[bool, bool]:
@@ -131,16 +148,31 @@ def _seed(fields: Fields) -> int | None:
     return None if value is None else value % 2**64
 
 
-def _logit_bias(fields: Fields) -> dict[str, float] | None:
-    members = fields.take("logit_bias")
-    if members is None or members == {}:
-        return None
-    if type(members) is not dict:
-        raise wrong("logit_bias", members, "an object")
-    for token, bias in members.items():
+def _logit_bias(fields: Fields, members: dict[str, str]) -> dict[str, float] | None:
+    biases = fields.take("logit_bias")
+    allowed = _allowed_tokens(fields)
+    if biases is None or biases == {}:
+        if allowed is not None:
+            members["logit_bias"] = _ALLOWED
+        return allowed
+    if type(biases) is not dict:
+        raise wrong("logit_bias", biases, "an object")
+    for token, bias in biases.items():
         if not (token.isascii() and token.isdigit()) or type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise wrong("logit_bias", members, "an object of numbers from -100 to 100 by token id")
-    return dict(members)
+            raise wrong("logit_bias", biases, "an object of numbers from -100 to 100 by token id")
+    if allowed is not None:
+        raise ApiError(f"'{_ALLOWED}' cannot be combined with 'logit_bias'", _ALLOWED)
+    return dict(biases)
+
+
+def _allowed_tokens(fields: Fields) -> dict[str, float] | None:
+    """Return the bias that selects among the allowed tokens alone: the largest one, which is the same for all."""
+    allowed = fields.array(_ALLOWED)
+    if allowed is None:
+        return None
+    if not allowed or any(type(token) is not int or token < 0 for token in allowed):
+        raise wrong(_ALLOWED, allowed, "an array of token ids that is not empty")
+    return dict.fromkeys(map(str, allowed), 100)
 
 
 def _response_format(fields: Fields) -> dict[str, Any] | None:

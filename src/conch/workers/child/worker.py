@@ -164,7 +164,9 @@ class Worker:
                 public = error.public if isinstance(error, ConchError) else message
                 self._log_cause(error, message.partition("\n")[0])
                 if op == "execute":
-                    failed = {"error": [code.name, public, getattr(error, "param", None)]}
+                    failed = {
+                        "error": [code.name, public, getattr(error, "param", None), getattr(error, "reason", None)]
+                    }
                     channel.send({"op": "done", "batch": header.get("batch"), "times": (0, 0, 0), **failed})
                 else:
                     channel.send({"op": "failed", "error": [code.name, message, public]})

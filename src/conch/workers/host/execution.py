@@ -56,9 +56,9 @@ def description(request: InferRequest, packer: Packer) -> dict[str, Any]:
     return fields
 
 
-def error_of(code: str, message: str, param: str | None = None) -> ConchError:
+def error_of(code: str, message: str, param: str | None = None, reason: str | None = None) -> ConchError:
     """Return the error of a request that a frame describes."""
-    return ConchError(message, Code[code], param=param)
+    return ConchError(message, Code[code], param=param, reason=reason)
 
 
 def response_of(

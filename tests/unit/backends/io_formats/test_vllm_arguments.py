@@ -91,8 +91,8 @@ def test_a_warning_says_that_vllm_is_not_installed(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("error", "packed"),
     [
-        (invalid("no such n", "n"), ["INVALID_ARG", "Error generating stream: no such n", "n"]),
-        (cancelled("Request was cancelled"), ["CANCELLED", "Request was cancelled", None]),
+        (invalid("no such n", "n"), ["INVALID_ARG", "Error generating stream: no such n", "n", None]),
+        (cancelled("Request was cancelled"), ["CANCELLED", "Request was cancelled", None, None]),
     ],
 )
 def test_an_error_of_the_engine_is_put_as_triton_puts_it(

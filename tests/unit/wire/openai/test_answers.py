@@ -108,6 +108,34 @@ def test_log_probabilities_wait_for_the_text_that_they_are_about() -> None:
     assert found[-1]["delta"] == {"content": "{}"}
 
 
+def test_part_of_a_character_has_its_bytes() -> None:
+    half = {"logprob": -1, "decoded_token": "\ufffd", "bytes": [195]}
+    text = json.dumps([{"5": half, "6": {"logprob": -2, "decoded_token": "a"}}]).encode()
+    (piece,) = read_response(InferResponse([texts("logprobs", text)]), 1).pieces
+    chat = answer(logprobs=True, top_logprobs=1)
+    chat.add(0, ChoiceDelta("ä", logprobs=piece.logprobs), last=True)
+    (token,) = json.loads(chat.body())["choices"][0]["logprobs"]["content"]
+    assert (token["token"], token["bytes"]) == ("bytes:\\xc3", [195])
+    assert token["top_logprobs"] == [{"token": "a", "logprob": -2.0, "bytes": [97]}]
+
+
+def test_response_has_the_ids_of_its_tokens_and_the_name_of_its_request() -> None:
+    outputs = [
+        WireTensor("token_ids", "INT32", (3,), struct.pack("<3i", 7, 8, 9)),
+        counts("num_output_tokens", 1, 2),
+        texts("text_output", b"a", b"bc"),
+    ]
+    chat = answer(return_token_ids=True, request_id="mine", n=2)
+    for index, piece in enumerate(read_response(InferResponse(outputs)).pieces):
+        chat.add(index, piece, last=True)
+    body = json.loads(chat.body())
+    assert body["id"] == "chatcmpl-mine"
+    assert [choice["token_ids"] for choice in body["choices"]] == [[7], [8, 9]]
+    streamed = answer(return_token_ids=True)
+    found = chunks(streamed.events(0, ChoiceDelta("a", token_ids=[7]), last=True))
+    assert [chunk.get("token_ids") for chunk in found] == [None, [7]]
+
+
 def test_bytes_of_half_a_character_are_not_known() -> None:
     chat = answer(logprobs=True)
     chat.add(0, ChoiceDelta("ä", logprobs=[Token("\ufffd", -1, []), Token("ä", -1, [])]), last=True)

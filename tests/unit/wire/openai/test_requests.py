@@ -282,3 +282,56 @@ def test_texts_are_rows_of_a_batch_or_elements() -> None:
     assert text_tensor(signature(TensorSpec("text_input", "BYTES", (-1,))), "text_input", [b"a", b"b"]).shape == (2,)
     with pytest.raises(ApiError):
         text_tensor(signature(TEXT), "text_input", [b"a", b"b"])
+
+
+TEMPLATED = ModelSignature(
+    "m",
+    1,
+    0,
+    {name: TensorSpec(name, "BYTES", (1,), optional=True) for name in ("messages", "chat_template_kwargs", "tools")},
+    {"text_output": TensorSpec("text_output", "BYTES", (-1,))},
+)
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("members", "values"),
+    [
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high", "enable_thinking": True, "thinking": True}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"thinking": False}},
+            {"reasoning_effort": "low", "enable_thinking": True, "thinking": False},
+        ),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+        ({"continue_final_message": True}, {"continue_final_message": True, "add_generation_prompt": False}),
+    ],
+)
+def test_members_are_values_of_the_template(members: dict[str, Any], values: dict[str, Any]) -> None:
+    (inputs,) = read_chat(Fields({**ASKED, **members})).inputs(TEMPLATED)
+    assert json.loads(split_bytes(inputs["chat_template_kwargs"].data)[0]) == values
+
+
+def test_effort_has_no_effect_without_a_template() -> None:
+    untemplated = ModelSignature("m", 1, 0, {"messages": TEMPLATED.inputs["messages"]}, TEMPLATED.outputs)
+    (inputs,) = read_chat(Fields({**ASKED, "reasoning_effort": "high"})).inputs(untemplated)
+    assert list(inputs) == ["messages"]
+    with pytest.raises(ApiError, match="no input for 'chat_template_kwargs'"):
+        read_chat(Fields({**ASKED, "add_generation_prompt": False})).inputs(untemplated)
+    assert refusal(read_chat, **ASKED, reasoning_effort="some").param == "reasoning_effort"
+
+
+def test_required_tools_need_no_input() -> None:
+    inputs = dict.fromkeys(("messages", "sampling_parameters"), TEMPLATED.inputs["messages"])
+    model = ModelSignature("m", 1, 0, inputs, TEMPLATED.outputs)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    (tensors,) = read_chat(Fields({**ASKED, "tools": tools, "tool_choice": "required"})).inputs(model)
+    assert "tools" not in tensors
+    with pytest.raises(ApiError, match="no input for 'tools'"):
+        read_chat(Fields({**ASKED, "tools": tools})).inputs(model)
+
+
+def test_allowed_tokens_have_the_largest_bias() -> None:
+    assert sampling(allowed_token_ids=[7, 9])["logit_bias"] == {"7": 100, "9": 100}
+    assert refusal(read_sampling, allowed_token_ids=[]).param == "allowed_token_ids"
+    assert refusal(read_sampling, allowed_token_ids=[1], logit_bias={"2": 1}).param == "allowed_token_ids"

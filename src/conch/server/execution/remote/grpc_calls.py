@@ -182,8 +182,8 @@ class RemoteGrpc:
         if channel is self._channel and channel.get_state() is _READY:
             await asyncio.wait([broken], timeout=BREAK_SECONDS)
         if broken.done() or channel.get_state() is not _READY:
-            return LostError(f"the connection broke ({failure.reason})")
-        return unavailable(failure.reason)
+            return LostError(f"the connection broke ({failure.cause})")
+        return unavailable(failure.cause)
 
     async def _watch(self) -> None:
         """Call ``on_broken`` when the connection breaks."""
