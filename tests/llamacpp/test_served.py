@@ -54,7 +54,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cut": {"model": str(cut)},
         "layers": {"model": str(demo()), "n_gpu_layers": "4"},
         "elsewhere": {"model": str(demo()), "engine": "transformers", "n_gpu_layers": "4"},
-        "drafted": {"model": str(demo()), "speculative_model": str(demo().parent)},
+        "drafted": {"model": str(demo()), "speculative_method": "eagle"},
     }
     for name, parameters in models.items():
         (folder / "models" / name / "1").mkdir(parents=True)
@@ -142,7 +142,7 @@ def test_adapter_is_a_model_id_and_changes_the_text(server: ConchServer) -> None
         ("cut", "cut off"),
         ("layers", "n_gpu_layers is 4, but the instance runs on the CPU: set its kind to KIND_GPU"),
         ("elsewhere", "parameter 'n_gpu_layers' is for engine 'llamacpp', and engine 'transformers' serves the model"),
-        ("drafted", "speculative decoding is not supported by engine 'llamacpp'"),
+        ("drafted", "parameter 'speculative_method' is 'eagle'; it must be one of draft_model, ngram"),
     ],
 )
 def test_model_that_cannot_be_served_does_not_load(server: ConchServer, name: str, message: str) -> None:

@@ -102,6 +102,19 @@ def test_greedy_tokens_in_a_busy_batch_are_those_of_llama_cpp_but_for_ties(
                     break  # what follows continues another text
 
 
+@pytest.mark.parametrize("speculative", ["ngram", "draft_model"])
+def test_greedy_tokens_with_proposals_are_those_of_llama_cpp_but_for_ties(
+    path: Path, prompts: list[list[int]], expected: list[list[Any]], speculative: str
+) -> None:
+    draft = path if speculative == "draft_model" else None
+    with opened(path, speculative=speculative, draft=draft) as engine:
+        for id, completion in greedy(engine, prompts).items():
+            for token, logits in zip(completion, expected[id], strict=True):
+                if token != logits.argmax():
+                    assert logits.max() - logits[token] < TIE
+                    break  # what follows continues another text
+
+
 def test_log_probabilities_are_those_of_llama_cpp(
     path: Path, prompts: list[list[int]], expected: list[list[Any]]
 ) -> None:

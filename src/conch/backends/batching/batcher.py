@@ -2,7 +2,7 @@
 
 A step decodes a token for each running sequence and reads chunks of prompts, in the same run of the decoder. Sequences
 that use an adapter have a run of their own. Prompts are read in the order of rank (priority, then arrival);
-``step_budget.py`` limits their tokens.
+``step_budget.py`` limits their tokens. With speculative decoding (``proposers.py``), a step may decode several tokens.
 
 If the KV cache is full, retained prefixes are freed first (``sequence_cache.py``). Then the running sequence of the
 lowest rank is preempted: it waits again and later continues after its tokens. The sequence of the highest rank is never
@@ -12,7 +12,7 @@ preempted, so that all sequences end.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from importlib.util import find_spec
@@ -27,6 +27,7 @@ import numpy as np
 from conch.backends.batching.decoder import Chunk, Decoder, Logits
 from conch.backends.batching.grammars import Matcher, grammar_compiler
 from conch.backends.batching.prefixes import common_length
+from conch.backends.batching.proposers import DraftModel, Lookahead, PromptLookup, Proposer, lookahead_limit
 from conch.backends.batching.sampler import BeamSearch, SequenceState, generator, logprobs, sample, sample_beams
 from conch.backends.batching.sequence_cache import SequenceCache
 from conch.backends.batching.step_budget import FLOOR, StepBudget
@@ -73,6 +74,7 @@ class BatchSequence(SequenceState):
     awaited: int = 0
     #: The log-probabilities of the prompt's tokens after the first that have been computed; None: not requested.
     prompt_logprobs: list[TokenLogprobs] | None = None
+    lookahead: Lookahead = field(default_factory=lambda: Lookahead(0))
 
     @property
     def adapter(self) -> str:
@@ -109,10 +111,11 @@ class BatchSequence(SequenceState):
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """The chunks of a sequence in a step, one for each of its slots."""
+    """The chunks of a sequence in a step, one for each of its slots; the only chunk may end with proposed tokens."""
 
     sequence: BatchSequence
     chunks: list[Chunk]
+    proposed: Sequence[int] = ()
 
 
 _rank = attrgetter("rank")
@@ -122,9 +125,17 @@ class InFlightBatcher(GenerationEngine):
     """An engine over a ``decoder``. Subclasses set ``name`` and ``library``.
 
     With ``spec.batch_invariant``, each chunk has a run of its own, and its boundaries do not depend on other sequences.
+    ``draft`` is the decoder of the draft model of ``spec``. Raises INVALID_ARG if it cannot be used.
     """
 
-    def __init__(self, decoder: Decoder, spec: EngineSpec, *, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        spec: EngineSpec,
+        *,
+        draft: Decoder | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         self._decoder, self._clock = decoder, clock
         self.block_tokens = decoder.block_tokens
         self.cache_tokens = decoder.blocks * decoder.block_tokens
@@ -135,6 +146,11 @@ class InFlightBatcher(GenerationEngine):
         self.adapters = tuple(decoder.adapters)
         self.batch_invariant = spec.batch_invariant
         self.max_sequences = max(1, min(spec.max_sequences or SEQUENCES, decoder.slots, decoder.batched_tokens - 1))
+        self._proposer: Proposer | None = None
+        if spec.speculative:
+            self._proposer = self._open_proposer(decoder, spec, draft)
+            self.max_sequences = min(self.max_sequences, draft.slots if draft is not None else self.max_sequences)
+        self._lookahead = lookahead_limit(spec)
         self.features = _FEATURES
         if decoder.rewinds:
             self.features |= {Feature.BEAMS}
@@ -186,6 +202,7 @@ class InFlightBatcher(GenerationEngine):
             generator=generator(sampling.seed),
             matcher=matcher,
             prompt_logprobs=None if sampling.prompt_logprobs is None else [],
+            lookahead=Lookahead(self._lookahead),
         )
         self._sequences[sequence.id] = sequence
         insort(self._waiting, sequence, key=_rank)
@@ -196,7 +213,9 @@ class InFlightBatcher(GenerationEngine):
     def step(self) -> list[Progress]:
         progress: list[Progress] = []
         scheduled = self._schedule_decoding(progress)
-        rows = sum(len(entry.chunks) for entry in scheduled)
+        if self._proposer is not None:
+            self._add_proposals(scheduled, self._proposer)
+        rows = sum(len(chunk.tokens) for entry in scheduled for chunk in entry.chunks)
         scheduled += self._schedule_prompts(rows, progress)
         scored = any(entry.sequence.scores_prompt for entry in scheduled)
         seconds = 0.0
@@ -243,7 +262,16 @@ class InFlightBatcher(GenerationEngine):
             self._end(sequence)
         self._cache.clear()
         self._decoder.close()
+        if self._proposer is not None:
+            self._proposer.close()
         self._grammars = None
+
+    def _open_proposer(self, decoder: Decoder, spec: EngineSpec, draft: Decoder | None) -> Proposer:
+        if spec.batch_invariant:
+            raise invalid("speculative decoding depends on the batch: remove parameter 'batch_invariant'")
+        if not decoder.rewinds or (draft is not None and not draft.rewinds):
+            raise invalid("speculative decoding is not supported for models with a recurrent state")
+        return DraftModel(draft, decoder.vocabulary) if draft is not None else PromptLookup()
 
     def _schedule_decoding(self, progress: list[Progress]) -> list[ScheduledSequence]:
         """Return the next chunk of each sequence that decodes, and make room for it; may preempt or fail sequences."""
@@ -258,6 +286,30 @@ class InFlightBatcher(GenerationEngine):
             self._chunk_of(slot, sequence.read, [token])
             for slot, token in zip(sequence.slots, sequence.last_tokens, strict=True)
         ]
+
+    def _add_proposals(self, scheduled: Sequence[ScheduledSequence], proposer: Proposer) -> None:
+        """Extend the chunks of decoding sequences by proposed tokens, as far as there is room without preemption."""
+        # Half of the rest is for prompts.
+        left = (self._decoder.batched_tokens - sum(len(entry.chunks) for entry in scheduled)) // 2
+        entries: list[ScheduledSequence] = []
+        wanted: list[tuple[int, list[int], int]] = []
+        for entry in scheduled:
+            sequence = entry.sequence
+            # The token after the last proposed one must fit, too.
+            most = min(sequence.max_length - len(sequence.tokens) - 1, left)
+            if most > 0 and sequence.width == 1 and sequence.slots and (length := sequence.lookahead.next()):
+                entries.append(entry)
+                wanted.append((sequence.id, sequence.tokens, min(length, most)))
+                left -= min(length, most)
+        if not entries:
+            return
+        for entry, proposed in zip(entries, proposer.propose(wanted), strict=True):
+            sequence = entry.sequence
+            [slot] = sequence.slots
+            if proposed and self._cache.grow(slot, sequence.read + 1 + len(proposed)):
+                chunk = self._chunk_of(slot, sequence.read, [sequence.tokens[-1], *proposed])
+                chunk.wanted = len(chunk.tokens)
+                entry.chunks, entry.proposed = [chunk], proposed
 
     def _schedule_prompts(self, rows: int, progress: list[Progress]) -> list[ScheduledSequence]:
         """Return the next chunks of prompts beside ``rows`` decoding rows, by rank; starts waiting sequences."""
@@ -386,10 +438,12 @@ class InFlightBatcher(GenerationEngine):
         rows: list[BatchSequence] = []
         indices: list[int] = []
         beams: list[tuple[BatchSequence, Logits]] = []
+        checked: dict[int, tuple[ScheduledSequence, int]] = {}
         index = 0
         for entry in scheduled:
             sequence = entry.sequence
-            sequence.read += len(entry.chunks[0].tokens)
+            # Proposed tokens follow when they have been accepted.
+            sequence.read += len(entry.chunks[0].tokens) - len(entry.proposed)
             if sequence.search is None:
                 self._record(sequence)
             wanted = sum(chunk.wanted for chunk in entry.chunks)
@@ -403,8 +457,12 @@ class InFlightBatcher(GenerationEngine):
             elif wanted:
                 rows.append(sequence)
                 indices.append(index)
+            if entry.proposed:
+                checked[sequence.id] = entry, index
             index += wanted
         progress = sample(rows, logits if len(rows) == index else logits[indices]) if rows else []
+        if checked:
+            self._check_proposals(checked, progress, logits)
         for step, sequence in zip(progress, rows, strict=True):
             if len(sequence.tokens) == sequence.prompt_length + 1:
                 step.prompt_logprobs = sequence.prompt_logprobs
@@ -414,6 +472,41 @@ class InFlightBatcher(GenerationEngine):
             if sequence.slots:  # an earlier beam search may have preempted it
                 self._advance_beams(sequence, values, progress)
         return progress
+
+    def _check_proposals(
+        self, checked: Mapping[int, tuple[ScheduledSequence, int]], progress: Sequence[Progress], logits: Logits
+    ) -> None:
+        """Choose further tokens after proposed ones, as long as those are the chosen ones; adds them to ``progress``.
+
+        ``checked`` has the scheduled sequences with proposals by id, each with the index of the first row of its
+        ``logits``.
+        """
+        going = [step for step in progress if step.id in checked]
+        accepted = 0
+        while going := [
+            step
+            for step in going
+            if not step.finish
+            and step.error is None
+            and accepted < len(checked[step.id][0].proposed)
+            and step.tokens[-1] == checked[step.id][0].proposed[accepted]
+        ]:
+            accepted += 1
+            rows = [checked[step.id] for step in going]
+            further = sample([entry.sequence for entry, _ in rows], logits[[index + accepted for _, index in rows]])
+            for step, more in zip(going, further, strict=True):
+                step.tokens = [*step.tokens, *more.tokens]
+                step.finish, step.error = more.finish, more.error
+                if step.logprobs is not None:
+                    step.logprobs += more.logprobs or []
+        for entry, _ in checked.values():
+            sequence, proposed = entry.sequence, len(entry.proposed)
+            taken = len(sequence.tokens) - 1 - sequence.read
+            sequence.lookahead.learn(proposed, taken)
+            sequence.read += taken
+            self._record(sequence)
+            if taken < proposed:
+                self._cache.shorten(sequence.slots[0], sequence.read)
 
     def _advance_beams(self, sequence: BatchSequence, logits: Logits, progress: list[Progress]) -> None:
         if sequence.search is None:
@@ -468,6 +561,8 @@ class InFlightBatcher(GenerationEngine):
     def _leave(self, sequence: BatchSequence) -> None:
         """Remove a sequence from the batch; its tokens stay in the cache as long as there is room."""
         self._running.remove(sequence)
+        if self._proposer is not None:
+            self._proposer.forget(sequence.id)
         self._record(sequence)
         first, *others = sequence.slots
         for slot in others:

@@ -101,14 +101,20 @@ class SequenceCache:
         if not kept or self._prefixes.repeated(slot):
             self.free(slot)
             return
-        self._shorten(slot, kept)
+        self.shorten(slot, kept)
         self._blocks.retain(slot)
         self._retained[slot] = None
 
     def free(self, slot: int) -> None:
         """Free a slot and the blocks that no other slot uses."""
-        self._shorten(slot, 0)
+        self.shorten(slot, 0)
         self._free_slots.append(slot)
+
+    def shorten(self, slot: int, tokens: int) -> None:
+        """Keep only the first ``tokens`` tokens of a slot, and the blocks that hold them."""
+        self._prefixes.truncate(slot, tokens)
+        self._blocks.truncate(slot, tokens)
+        self._decoder.truncate(slot, tokens)
 
     def clear(self) -> None:
         """Free all retained slots."""
@@ -119,7 +125,7 @@ class SequenceCache:
         """Return an unused slot, or ``source`` if it is retained and would lose nothing, or is the only choice."""
         if source in self._retained and (known == self._prefixes.length(source) or not self._others(source)):
             del self._retained[source]
-            self._shorten(source, known)
+            self.shorten(source, known)
             self._blocks.resume(source)
             return source
         if not self._free_slots:
@@ -140,13 +146,8 @@ class SequenceCache:
             held = len(cache.blocks(slot)) - (blocks - cache.free)
             kept = max(held, 0) * cache.size // self._prefixes.unit * self._prefixes.unit
             if kept:
-                self._shorten(slot, kept)
+                self.shorten(slot, kept)
             else:
                 del self._retained[slot]
                 self.free(slot)
         return True
-
-    def _shorten(self, slot: int, tokens: int) -> None:
-        self._prefixes.truncate(slot, tokens)
-        self._blocks.truncate(slot, tokens)
-        self._decoder.truncate(slot, tokens)

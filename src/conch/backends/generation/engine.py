@@ -41,9 +41,9 @@ class EngineSpec:
     ``context`` is the length limit of a sequence with its prompt, ``cache_tokens`` the size of the KV cache, and
     ``max_batched_tokens`` the prompt tokens of a step, all in tokens; zero leaves a number to the engine. With
     ``batch_invariant``, the result of a request must not depend on other requests. ``adapters`` are folders of LoRA
-    adapters by name, ``draft`` is the folder of a draft model for speculative decoding. ``arguments`` go to the
-    engine's library unchanged (vLLM's engine arguments, for example). ``tokenizer`` is only needed for structured
-    output.
+    adapters by name. ``speculative`` is a method of speculative decoding (empty: none): ``draft_model`` with the
+    folder or file ``draft``, or ``ngram``. ``arguments`` go to the engine's library unchanged (vLLM's engine arguments,
+    for example). ``tokenizer`` is only needed for structured output.
     """
 
     directory: Path
@@ -62,6 +62,7 @@ class EngineSpec:
     prefix_caching: bool = True
     batch_invariant: bool = False
     adapters: Mapping[str, Path] = field(default_factory=dict)
+    speculative: str = ""
     draft: Path | None = None
     draft_tokens: int = 0
     arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.generation.draft import find_draft
+from conch.backends.generation.draft import find_draft, speculative_method
 from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -57,8 +57,9 @@ GENERATION_PARAMETERS: Final = (
     Parameter("chat_template_timeout", "seconds", "5", "processor time that the template may take for a conversation"),
     Parameter("output_format", "name", "the template's", "how it writes [tool calls](openai.md#tools-and-reasoning)"),
     Parameter("structured_output_timeout", "seconds", "5", "time that a JSON schema or grammar may take to compile"),
+    Parameter("speculative_method", "`draft_model`, `ngram`", "none", "how tokens are guessed ahead"),
     Parameter("speculative_model", "folder", "none", "a smaller checkpoint that guesses tokens ahead"),
-    Parameter("num_speculative_tokens", "tokens", "5", "tokens that it proposes at a time"),
+    Parameter("num_speculative_tokens", "tokens", "5", "tokens that are guessed at a time, at most 32"),
     Parameter("lora_modules", "JSON", "none", "LoRA adapters by the names that requests give: folders, or GGUF files"),
     *LLAMACPP_PARAMETERS,
 )
@@ -134,6 +135,7 @@ def engine_spec(
         prefix_caching=options.flag("enable_prefix_caching", True),
         batch_invariant=options.flag("batch_invariant"),
         adapters={name: checkpoint.named_path("lora_modules", path) for name, path in options.adapters.items()},
+        speculative=speculative_method(options),
         draft=find_draft(checkpoint, tokenizer),
         draft_tokens=options.integer("num_speculative_tokens"),
         arguments=arguments or {},

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from conch.backends.batching.batcher import InFlightBatcher
+from conch.backends.batching.decoder import Logits
 from conch.backends.batching.sampler import BeamSearch
 from conch.backends.generation.engine import EngineRequest, EngineSpec, Progress
 from conch.core.sampling.parameters import SamplingParams
@@ -20,9 +21,24 @@ class Batcher(InFlightBatcher):
     name = "fake"
 
 
-def batcher(decoder: FakeDecoder, **settings: Any) -> Batcher:
+class ErringDecoder(FakeDecoder):
+    """A draft model: its greedy tokens are those of the fake decoder, except after ``errors`` of ten texts."""
+
+    def __init__(self, errors: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._errors = errors
+
+    def compute(self, tokens: list[int], wanted: int, adapter: str) -> list[Logits]:
+        rows = super().compute(tokens, wanted, adapter)
+        return [
+            -row if sum(tokens[: len(tokens) - index]) % 10 < self._errors else row
+            for index, row in zip(range(wanted - 1, -1, -1), rows, strict=True)
+        ]
+
+
+def batcher(decoder: FakeDecoder, *, draft: FakeDecoder | None = None, **settings: Any) -> Batcher:
     spec = EngineSpec(Path("model"), {}, (EOS,), **settings)
-    return Batcher(decoder, spec, clock=lambda: decoder.now)
+    return Batcher(decoder, spec, draft=draft, clock=lambda: decoder.now)
 
 
 def request(id: int, prompt: list[int], *, priority: int = 0, **sampling: Any) -> EngineRequest:

@@ -9,7 +9,7 @@ import pytest
 from conch.backends.generation.engine import EngineRequest
 from conch.core.sampling.parameters import SamplingParams
 from tests.fakes.decoder import FakeDecoder
-from tests.unit.backends.batching.batches import batcher, collect, expected
+from tests.unit.backends.batching.batches import ErringDecoder, batcher, collect, expected
 
 VOCABULARY = 31
 
@@ -34,12 +34,25 @@ def test_tokens_are_those_of_the_request_alone(seed: int) -> None:
         adapters=adapters,
         seconds=lambda chunks: sum(len(chunk.tokens) for chunk in chunks) * 0.001 + 0.003,
     )
+    speculative = chance.choice(("", "", "ngram", "draft_model")) if decoder.rewinds else ""
+    draft = None
+    if speculative == "draft_model":
+        draft = ErringDecoder(
+            chance.choice((0, 2, 7)),
+            vocabulary=VOCABULARY,
+            blocks=chance.choice((9, 200)),
+            batched_tokens=12,
+            context=60,
+        )
     engine = batcher(
         decoder,
+        draft=draft,
+        speculative=speculative,
+        draft_tokens=chance.choice((0, 1, 3, 12)),
         max_sequences=chance.choice((0, 1, 4, 12)),
         max_batched_tokens=chance.choice((0, 0, 3, 16)),
         prefix_caching=chance.random() < 0.8,
-        batch_invariant=chance.random() < 0.2,
+        batch_invariant=not speculative and chance.random() < 0.2,
     )
     prefixes = [[chance.randrange(3, VOCABULARY) for _ in range(chance.choice((3, 12, 30)))] for _ in range(3)]
     requests = {}
@@ -86,3 +99,4 @@ def test_tokens_are_those_of_the_request_alone(seed: int) -> None:
     engine.close()
     assert decoder.lengths == {}
     assert decoder.closed
+    assert draft is None or (draft.closed and draft.lengths == {})

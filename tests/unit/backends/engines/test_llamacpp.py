@@ -114,12 +114,6 @@ def test_missing_package_is_named_with_how_long_it_takes_to_build(
     assert "[llamacpp]" in refused.value.message
 
 
-def test_draft_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConchError, match="speculative decoding is not supported by engine 'llamacpp'") as refused:
-        open_engine("llamacpp", spec(tmp_path, draft=tmp_path))
-    assert refused.value.code is Code.INVALID_ARG
-
-
 def test_slots_share_a_beginning_and_are_shortened(tmp_path: Path) -> None:
     decoder = LlamaDecoder(spec(tmp_path))
     decoder.run([Chunk(0, 0, [1, 2, 3])])

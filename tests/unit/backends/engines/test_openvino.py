@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from conch.core.sampling.parameters import Feature, SamplingParams
 from conch.core.sampling.structures import Structure
 from tests.unit.backends.engines.driving import finished, generate
 from tests.unit.backends.engines.openvino_models import EOS, SIZES, greedy, opened, prompts
+from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def test_in_a_busy_batch_they_are_too(directory: Path, module: Any, cache_tokens
     engine = opened(directory, cache_tokens=cache_tokens, max_batched_tokens=64)
     source = random.Random(7)
     asked = prompts(24)
-    lengths = [source.randrange(1, 40) for _ in asked]
+    lengths = [source.randrange(1, 80) for _ in asked]
     tokens: dict[int, list[int]] = {}
     ends: dict[int, str] = {}
     cancelled: set[int] = set()
@@ -62,6 +64,26 @@ def test_in_a_busy_batch_they_are_too(directory: Path, module: Any, cache_tokens
     usage = engine.usage()
     assert (usage.running, usage.waiting, usage.used_tokens) == (0, 0, 0)
     assert (usage.preemptions > 0) == (cache_tokens < 1000)
+
+
+@pytest.mark.parametrize("speculative", ["ngram", "draft_model"])
+def test_with_proposals_they_are_too(directory: Path, module: Any, speculative: str, tmp_path: Path) -> None:
+    draft = None
+    if speculative == "draft_model":
+        draft = shutil.copytree(directory, tmp_path / "draft")
+        (draft / "config.json").write_text(json.dumps({**SIZES, "model_type": "llama"}))
+        (draft / "tokenizer.json").write_text(byte_level().to_str())
+    engine = opened(directory, speculative=speculative, draft=draft)
+    asked = [[*prompt, *prompt[:8]] for prompt in prompts(6)]
+    for number, prompt in enumerate(asked):
+        engine.add(EngineRequest(number, prompt, SamplingParams(max_tokens=24, temperature=0)))
+    done = finished(engine)
+    for number, prompt in enumerate(asked):
+        steps = [progress.tokens for progress in done if progress.id == number]
+        expected = greedy(module, prompt, 24)
+        assert [token for tokens in steps for token in tokens] == expected
+        if draft is not None and len(expected) == 24:
+            assert len(steps) < 8
 
 
 def test_prompts_that_begin_alike_share_the_cache(directory: Path, module: Any) -> None:

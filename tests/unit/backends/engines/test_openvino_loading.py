@@ -47,7 +47,6 @@ def spec(directory: Path, **changes: Any) -> EngineSpec:
     [
         ({}, "has no openvino_model.xml"),
         ({"device": "cuda"}, "CPU only"),
-        ({"draft": Path("draft")}, "speculative decoding is not supported"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

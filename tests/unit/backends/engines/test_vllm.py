@@ -436,6 +436,7 @@ def test_the_configuration_becomes_engine_arguments(tmp_path: Path) -> None:
             cache_tokens=1000,
             prefix_caching=False,
             adapters=adapters,
+            speculative="draft_model",
             draft=Path("/models/d"),
             draft_tokens=3,
             arguments={"gpu_memory_utilization": 0.5, "max_num_seqs": 4, "disable_log_stats": True, "task": "generate"},

@@ -1,4 +1,4 @@
-"""A draft model of another vocabulary is refused at load."""
+"""Speculative decoding at load: contradictory parameters, and draft models of another vocabulary, are refused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
+from conch.backends.generation.draft import draft_spec
+from conch.backends.generation.engine import EngineSpec
 from conch.backends.generation.options import engine_spec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -79,3 +81,42 @@ def test_draft_model_in_a_gguf_file_has_the_tokens_of_the_file(folder: Path) -> 
 def test_heads_without_a_tokenizer_are_accepted_by_their_size(folder: Path) -> None:
     checkpoint(folder / "draft", CONFIG, tokenizer__json=None)
     assert draft_of(folder) == folder / "draft"
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        ({}, ""),
+        ({"speculative_method": "ngram"}, "ngram"),
+        ({"speculative_model": "draft"}, "draft_model"),
+        ({"speculative_model": "draft", "speculative_method": "draft_model"}, "draft_model"),
+    ],
+)
+def test_a_draft_model_is_used_unless_another_method_is_named(
+    folder: Path, options: dict[str, str], method: str
+) -> None:
+    checkpoint(folder / "draft", CONFIG, tokenizer__json=BYTE_LEVEL)
+    opened = Checkpoint.open(folder / "model", Options.from_values(options))
+    assert engine_spec(opened, CPU, open_tokenizer(opened)).speculative == method
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speculative_method": "eagle"}, "'speculative_method' is 'eagle'; it must be one of draft_model, ngram"),
+        ({"speculative_method": "draft_model"}, "'speculative_model' names no model"),
+        ({"speculative_method": "ngram", "speculative_model": "draft"}, "needs no 'speculative_model'"),
+    ],
+)
+def test_contradictory_methods_are_refused(folder: Path, options: dict[str, str], message: str) -> None:
+    opened = Checkpoint.open(folder / "model", Options.from_values(options))
+    assert message in refused_argument(engine_spec, opened, CPU, None)
+
+
+def test_heads_are_refused_by_engines_that_take_draft_models(folder: Path) -> None:
+    heads = {**CONFIG, "architectures": ["LlamaForCausalLMEagle3"]}
+    checkpoint(folder / "draft", heads, tokenizer__json=None)
+    spec = EngineSpec(folder / "model", CONFIG, (2,), speculative="draft_model", draft=folder / "draft")
+    assert "supports draft models, but no heads such as 'LlamaForCausalLMEagle3' of" in refused_argument(
+        draft_spec, spec, "openvino"
+    )

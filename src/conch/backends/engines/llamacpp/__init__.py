@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from conch.backends.batching.batcher import InFlightBatcher
 from conch.backends.engines.llamacpp.decoder import LlamaDecoder
+from conch.backends.generation.draft import draft_spec
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
-from conch.core.errors import invalid
 
 
 class LlamaEngine(InFlightBatcher):
@@ -23,6 +23,6 @@ def open(spec: EngineSpec) -> GenerationEngine:
 
     Raises INVALID_ARG for a model or argument that llama.cpp refuses, UNSUPPORTED if llama-cpp-python is not installed.
     """
-    if spec.draft is not None:
-        raise invalid("speculative decoding is not supported by engine 'llamacpp'")
-    return LlamaEngine(LlamaDecoder(spec), spec)
+    decoder = LlamaDecoder(spec)
+    draft = LlamaDecoder(draft_spec(spec, "llamacpp")) if spec.speculative == "draft_model" else None
+    return LlamaEngine(decoder, spec, draft=draft)

@@ -6,6 +6,8 @@ OpenVINO is imported when ``open`` is called, in a worker.
 from __future__ import annotations
 
 from conch.backends.batching.batcher import InFlightBatcher
+from conch.backends.batching.decoder import Decoder
+from conch.backends.generation.draft import draft_spec
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.checkpoints.gguf import openvino_problem, other_engines
 from conch.core.errors import invalid
@@ -26,8 +28,12 @@ def open(spec: EngineSpec) -> GenerationEngine:
     """
     if spec.device != "cpu":
         raise invalid("engine 'openvino' runs on the CPU only")
-    if spec.draft is not None:
-        raise invalid("speculative decoding is not supported by engine 'openvino'")
+    decoder = _open(spec)
+    draft = _open(draft_spec(spec, "openvino")) if spec.speculative == "draft_model" else None
+    return OpenVinoGenerationEngine(decoder, spec, draft=draft)
+
+
+def _open(spec: EngineSpec) -> Decoder:
     if spec.gguf is not None:
         if problem := openvino_problem(spec.gguf, str(spec.config.get("model_type", "")), bool(spec.adapters)):
             others = other_engines(spec.gguf, spec.adapters.values(), without="openvino")
@@ -40,4 +46,4 @@ def open(spec: EngineSpec) -> GenerationEngine:
     extras.require("engine 'openvino'", "openvino")
     from conch.backends.engines.openvino.decoder import OpenVinoDecoder
 
-    return OpenVinoGenerationEngine(OpenVinoDecoder(spec), spec)
+    return OpenVinoDecoder(spec)

@@ -15,7 +15,7 @@ def open(spec: EngineSpec) -> GenerationEngine:
 
     Raises INVALID_ARG for a model that cannot be loaded, UNSUPPORTED if torch or transformers is not installed.
     """
-    if spec.draft is not None:
+    if spec.speculative:
         raise invalid("speculative decoding is not supported by engine 'transformers'")
     extras.require("engine 'transformers'", "torch", "transformers", *(("gguf",) if spec.gguf is not None else ()))
     if spec.adapters:

@@ -134,11 +134,9 @@ def engine_arguments(spec: EngineSpec, known: set[str]) -> tuple[dict[str, Any],
     if spec.adapters:
         rank = max(map(_rank, spec.adapters.values()))
         arguments |= {"enable_lora": True, "max_loras": len(spec.adapters), "max_lora_rank": rank}
-    if spec.draft is not None:
-        arguments["speculative_config"] = {
-            "model": str(spec.draft),
-            "num_speculative_tokens": spec.draft_tokens or 5,
-        }
+    if spec.speculative:
+        method = {"method": "ngram"} if spec.draft is None else {"model": str(spec.draft)}
+        arguments["speculative_config"] = {**method, "num_speculative_tokens": spec.draft_tokens or 5}
     return arguments | given, warnings
 
 
