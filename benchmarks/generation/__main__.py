@@ -73,9 +73,14 @@ class Rounds:
     def _concerns(self, question: Question, column: Column) -> bool:
         if question.part not in self.parts:
             return column.ours
-        return column.streams or not question.streams
+        if not column.served:
+            return question.part == "throughput"
+        return (column.streams or not question.streams) and (column.schemas or not question.schemas)
 
     def _ask(self, number: int, question: Question, column: Column, load: Load) -> None:
+        if not column.served:
+            self._ask_alone(number, question, column, column.name, load)
+            return
         column.go()
         others = Others(column.tree)
         try:
@@ -85,10 +90,14 @@ class Rounds:
         self._mind(others, question, column.name)
         self._keep(number, question, column.name, {figure.name: figure.of(records) for figure in question.figures})
         if question is self.full and column.ours and "alone" in self.parts:
-            others = Others(tuple)
-            throughput = alone.measure(column.checkpoint, column.engine, load)
-            self._mind(others, question, f"{column.name}, alone")
-            self._keep(number, question, f"{column.name}, alone", {"tokens/s": throughput})
+            self._ask_alone(number, question, column, f"{column.name}, alone", load)
+
+    def _ask_alone(self, number: int, question: Question, column: Column, name: str, load: Load) -> None:
+        """Measure an engine without a server."""
+        others = Others(tuple)
+        throughput = alone.measure(column.checkpoint, column.engine, load)
+        self._mind(others, question, name)
+        self._keep(number, question, name, {"tokens/s": throughput})
 
     def _mind(self, others: Others, question: Question, column: str) -> None:
         """Report that other programs used the processor."""
@@ -134,6 +143,8 @@ def main() -> None:
         columns = stack.enter_context(start(options.conch, options.engine, options.peers, home))
         print(tables.servers(columns))
         for column in columns:
+            if not column.served:
+                continue
             column.go()
             print(f"- {column.name}: The capital of France is … {check(column, known)}")
             column.stop()

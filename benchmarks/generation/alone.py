@@ -1,4 +1,4 @@
-"""Measures conch's engine without a server: the upper bound for serving it.
+"""Measures conch's engine, or OpenVINO GenAI (engine ``genai``), without a server.
 
     python -m benchmarks.generation.alone CHECKPOINT [--engine NAME] < LOAD
 
@@ -15,11 +15,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from benchmarks.generation.trace import Load
 from conch.backends.generation.engine import EngineRequest as Continued
-from conch.backends.generation.engine import GenerationEngine
+from conch.backends.generation.engine import GenerationEngine, Progress
 from conch.backends.generation.generation_backend import choose_engine, open_engine
 from conch.backends.generation.options import engine_spec
 from conch.checkpoints.folder import Checkpoint
@@ -28,12 +30,49 @@ from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.core.sampling.parameters import SamplingParams
 
 Prompt = tuple[list[int], int]
+GENAI: Final = "genai"
+
+
+class GenAi:
+    """The continuous batching of OpenVINO GenAI with its defaults; has the methods of an engine that ``Loop`` calls."""
+
+    name = GENAI
+
+    def __init__(self, checkpoint: Path) -> None:
+        import openvino
+        import openvino_genai
+
+        self._tensor, self._genai = openvino.Tensor, openvino_genai
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(checkpoint, openvino_genai.SchedulerConfig(), "CPU")
+        self._handles: dict[int, Any] = {}
+
+    def add(self, request: Continued) -> None:
+        config = self._genai.GenerationConfig(
+            max_new_tokens=request.sampling.max_tokens, ignore_eos=True, do_sample=False
+        )
+        ids = self._tensor(np.array([request.prompt], np.int64))
+        self._handles[request.id] = self._pipeline.add_request(request.id, ids, config)
+
+    def step(self) -> list[Progress]:
+        self._pipeline.step()
+        progress = []
+        for id, handle in list(self._handles.items()):
+            if handle.can_read():
+                tokens = [token for output in handle.read().values() for token in output.generated_ids]
+                ended = handle.get_status() == self._genai.GenerationStatus.FINISHED
+                progress.append(Progress(id, tokens, "length" if ended else ""))
+                if ended:
+                    del self._handles[id]
+        return progress
+
+    def close(self) -> None:
+        del self._pipeline
 
 
 class Loop:
     """The closed loop of a load: ``connections`` sequences at a time; when one ends, the next begins."""
 
-    def __init__(self, engine: GenerationEngine, prompts: Sequence[Prompt], load: Load) -> None:
+    def __init__(self, engine: GenerationEngine | GenAi, prompts: Sequence[Prompt], load: Load) -> None:
         self.engine, self.load = engine, load
         self.prompts = iter(prompts)
         self.places: dict[int, int] = {}
@@ -86,14 +125,17 @@ def main() -> None:
     arguments = parser.parse_args()
 
     load = Load.read(json.load(sys.stdin))
-    options = Options.from_values(
-        {"model": str(arguments.checkpoint), "task": "text-generation", "engine": arguments.engine}
-    )
+    chosen = "openvino" if arguments.engine == GENAI else arguments.engine
+    options = Options.from_values({"model": str(arguments.checkpoint), "task": "text-generation", "engine": chosen})
     checkpoint = Checkpoint.open(Path.cwd(), options)
     tokenizer = open_tokenizer(checkpoint)
     instance: dict[str, Any] = {"kind": "CPU", "device_id": 0}
     spec = engine_spec(checkpoint, instance, tokenizer)
-    engine = open_engine(choose_engine(checkpoint, on_gpu=False), spec)
+    engine: Any
+    if arguments.engine == GENAI:
+        engine = GenAi(arguments.checkpoint)
+    else:
+        engine = open_engine(choose_engine(checkpoint, on_gpu=False), spec)
     prompts = [(tokenizer.encode(ask.prompt), ask.tokens) for ask in load.asks]
     # A warm-up, because a server also has had some requests before it is measured.
     warm = prompts[-load.connections :]

@@ -31,6 +31,7 @@ PEERS: Final = {
     "transformers-plain": "transformers serve, bfloat16, one request after the other",
     "llama.cpp": "llama-server, Q4_1, 32 slots, continuous batching",
     "vllm": "vllm serve, bfloat16; run the benchmark in .venv-vllm, with --engine vllm",
+    "genai": "OpenVINO GenAI in one process, without a server, Q4_1, its defaults; throughput only",
 }
 #: The default selection; ``transformers-plain`` takes minutes at high concurrency.
 USUAL: Final = ("triton", "transformers", "llama.cpp")
@@ -45,7 +46,7 @@ CONTEXT: Final = 1280
 @dataclass(frozen=True, slots=True)
 class Column:
     """A running server; ``pid`` is the root of its processes, ``checkpoint`` its model, ``engine`` the engine requested
-    from conch (``ours``)."""
+    from conch (``ours``). Without ``served``, the engine runs in a process of its own when it is measured."""
 
     name: str
     about: str
@@ -54,6 +55,11 @@ class Column:
     ours: bool = False
     checkpoint: Path = Path()
     engine: str = "auto"
+    served: bool = True
+
+    @property
+    def schemas(self) -> bool:
+        return self.target.speaks().schemas
 
     @property
     def streams(self) -> bool:
@@ -61,6 +67,8 @@ class Column:
 
     def tree(self) -> list[psutil.Process]:
         """Return the server's processes, parents first."""
+        if not self.served:
+            return []
         root = psutil.Process(self.pid)
         return [root, *root.children(recursive=True)]
 
@@ -103,6 +111,12 @@ def start(conch: Sequence[str], engine: str, peers: Sequence[str], home: Path) -
             add(Column(label, about, target, server.process.pid, ours=True, checkpoint=checkpoint, engine=chosen))
         for name in peers:
             log = home / f"{name}.log"
+            if name == "genai":
+                target = Target("", "conch", MODEL)
+                columns.append(
+                    Column(name, PEERS[name], target, 0, checkpoint=weights.gguf(), engine=name, served=False)
+                )
+                continue
             try:
                 peer = _peer(name, home, log)
             except OracleUnavailable as reason:

@@ -16,9 +16,13 @@ Document = Mapping[str, Any]
 
 
 class Dialect(ABC):
-    """A server's protocol for one model. ``streams`` is true if text arrives while it is being generated."""
+    """A server's protocol for one model.
+
+    ``streams`` is true if text arrives while it is being generated, ``schemas`` if a request may have a JSON schema.
+    """
 
     streams: ClassVar[bool] = True
+    schemas: ClassVar[bool] = False
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -56,6 +60,8 @@ class Conch(Dialect):
     """The generate extension, with the inputs of a text model. Reporting the tokens of each event has a cost, so only
     the very first request asks for it (``counted``)."""
 
+    schemas = True
+
     def __init__(self, model: str, *, counted: bool = False) -> None:
         super().__init__(model)
         self.counted = counted
@@ -65,11 +71,14 @@ class Conch(Dialect):
         return f"/v2/models/{self.model}/generate_stream"
 
     def body(self, ask: Ask) -> dict[str, Any]:
+        sampling: dict[str, Any] = {"ignore_eos": True, "temperature": 0}
+        if ask.schema:
+            sampling["structured_outputs"] = {"json": json.loads(ask.schema)}
         body = {
             "text_input": ask.prompt,
             "stream": True,
             "max_tokens": ask.tokens,
-            "sampling_parameters": json.dumps({"ignore_eos": True, "temperature": 0}),
+            "sampling_parameters": json.dumps(sampling),
         }
         return {**body, "return_num_output_tokens": True} if self.counted else body
 
@@ -127,18 +136,21 @@ class OpenAI(Dialect):
 class Llama(Dialect):
     """llama.cpp's own completions."""
 
+    schemas = True
+
     @property
     def path(self) -> str:
         return "/completion"
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        return {
+        body = {
             "prompt": ask.prompt,
             "n_predict": ask.tokens,
             "stream": True,
             "temperature": 0,
             "ignore_eos": True,
         }
+        return {**body, "json_schema": json.loads(ask.schema)} if ask.schema else body
 
     def text(self, event: Document) -> str:
         return str(event.get("content", ""))

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from benchmarks.generation.figures import FIRST, GAPS, LATENCY, THROUGHPUT, Figure
 from benchmarks.generation.trace import SEED, Load, Prompts
 
-PARTS: Final = ("throughput", "arrivals", "first", "steady", "alone")
+PARTS: Final = ("throughput", "schema", "arrivals", "first", "steady", "alone")
+#: The schema of completions in part ``schema``: its shortest text has more tokens than any completion here.
+SCHEMA: Final = {
+    "type": "array",
+    "minItems": 200,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 1, "maxLength": 30},
+            "kind": {"enum": ["animal", "plant", "mineral"]},
+            "weight": {"type": "number", "minimum": 0},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
+        },
+        "required": ["name", "kind", "weight", "tags"],
+        "additionalProperties": False,
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +68,9 @@ class Question:
     part: str
     load: Callable[[Prompts], Load]
     figures: Sequence[Figure]
-    #: Only for servers that stream.
+    #: Only for servers that stream; only for those that take JSON schemas.
     streams: bool = False
+    schemas: bool = False
     answers: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def keep(self, column: str, figures: dict[str, float]) -> None:
@@ -71,9 +89,12 @@ def questions(scale: Scale) -> list[Question]:
     # More than the fastest server needs, at 100 responses per second.
     supply = max(int(100 * scale.seconds), 64)
 
-    def closed(connections: int) -> Callable[[Prompts], Load]:
+    def closed(connections: int, schema: str = "") -> Callable[[Prompts], Load]:
         return lambda prompts: Load(
-            prompts.uniform(supply, scale.prompt, scale.tokens), connections, scale.seconds, scale.least
+            [replace(ask, schema=schema) for ask in prompts.uniform(supply, scale.prompt, scale.tokens)],
+            connections,
+            scale.seconds,
+            scale.least,
         )
 
     def arrivals(prompts: Prompts) -> Load:
@@ -95,6 +116,9 @@ def questions(scale: Scale) -> list[Question]:
         Question(f"{scale.tokens} tokens each, concurrency {many}", "throughput", closed(many), (THROUGHPUT,))
         for many in scale.concurrencies
     ]
+    many = scale.concurrencies[1]
+    title = f"{scale.tokens} tokens each of JSON with a schema, concurrency {many}"
+    measured.append(Question(title, "schema", closed(many, json.dumps(SCHEMA)), (THROUGHPUT,), schemas=True))
     measured.append(
         Question(
             f"{scale.answers[0]} to {scale.answers[1]} tokens, {scale.rate:g} arrivals a second",

@@ -18,10 +18,11 @@ SEED: Final = 20261121
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt, and the exact number of tokens to generate."""
+    """A prompt, the exact number of tokens to generate, and their JSON schema, if any, which no fewer tokens complete."""
 
     prompt: str
     tokens: int
+    schema: str = ""
 
 
 @dataclass(frozen=True, slots=True)
