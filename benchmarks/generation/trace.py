@@ -18,7 +18,7 @@ SEED: Final = 20261121
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt, the exact number of tokens to generate, and their JSON schema, if any, which no fewer tokens complete."""
+    """A prompt, the exact number of tokens to generate, and the JSON schema that they begin a text of, if any."""
 
     prompt: str
     tokens: int

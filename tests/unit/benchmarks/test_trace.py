@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.generation.questions import Scale, questions, seed
+from benchmarks.generation.dialects import Conch, Llama
+from benchmarks.generation.questions import SCHEMA, Scale, questions, seed
 from benchmarks.generation.trace import Ask, Load, Prompts
 
 WORDS = [("one", 1), ("three", 3), ("two", 2)]
@@ -46,6 +47,13 @@ def test_mixed_prompts_stay_within_their_bounds() -> None:
 def test_a_load_survives_being_json() -> None:
     load = Load([Ask("a", 3)], 2, arrivals=[(0.5, Ask("b", 4))])
     assert Load.read(json.loads(json.dumps(load.document()))) == load
+
+
+def test_a_schema_is_asked_for_in_the_words_of_each_server() -> None:
+    [question] = [question for question in questions(Scale()) if question.part == "schema"]
+    [ask, *_] = question.load(Prompts(WORDS, 1)).asks
+    assert json.loads(Conch("m").body(ask)["sampling_parameters"])["structured_outputs"] == {"json": SCHEMA}
+    assert Llama("m").body(ask)["json_schema"] == SCHEMA
 
 
 def test_no_two_questions_or_rounds_have_the_same_prompts() -> None:
