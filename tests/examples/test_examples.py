@@ -16,7 +16,7 @@ from tests.examples.conftest import EXAMPLES, Run
 from tests.servers import ConchServer
 from tests.task_checkpoints import image_file, sound_file, tone
 
-# The first test starts the server, and with it fourteen workers.
+# The first test starts the server, and with it eighteen workers.
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -46,6 +46,23 @@ def test_semantic_search_answers_rows_and_requests_apart(server: ConchServer) ->
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda query: generate(server, "search", query=query)["document"][0], queries))
     assert [answer.split()[0] for answer in answers] == ["Passwords", "The", "Gift"]
+
+
+def test_hybrid_search_fuses_the_ranks_of_both_vectors(server: ConchServer, run: Run) -> None:
+    lines = run("hybrid_search/search.py", "printer ink", f"--url=http://{server.http}").splitlines()
+    scores = [float(line.split()[0]) for line in lines]
+    assert len(lines) == 3
+    assert scores == sorted(scores, reverse=True)
+    # First by meaning, whatever the random weights of the sparse model say.
+    assert any("Ink is delivered" in line for line in lines)
+
+
+def test_late_interaction_sorts_the_candidates_of_faiss(server: ConchServer, run: Run) -> None:
+    lines = run("late_interaction/search.py", f"--url=http://{server.http}").splitlines()
+    scores = [float(line.split()[0]) for line in lines]
+    assert len(lines) == 4
+    assert scores == sorted(scores, reverse=True)
+    assert {line.split(maxsplit=1)[1].split()[0] for line in lines} >= {"Films", "Books"}
 
 
 def test_speech_prints_text_and_chunks(server: ConchServer, run: Run, tmp_path: Path) -> None:
@@ -144,7 +161,7 @@ def test_image_classifier_prints_labels_best_first(server: ConchServer, run: Run
 
 def test_every_example_has_a_readme_that_says_how_to_serve_it_and_is_in_the_table() -> None:
     folders = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
-    assert len(folders) == 10
+    assert len(folders) == 12
     table = (EXAMPLES / "README.md").read_text()
     for name in folders:
         assert f"[{name}]({name})" in table
