@@ -400,6 +400,7 @@ class InFlightBatcher(GenerationEngine):
         if self._cache.retains and len(sequence.tokens) == sequence.prompt_length:
             self._prefix_queries += sequence.prompt_length
             self._prefix_hits += sequence.read
+            sequence.cached = sequence.read if sequence.cached is None else sequence.cached
         return True
 
     def _grow(self, sequence: BatchSequence, progress: list[Progress]) -> bool:

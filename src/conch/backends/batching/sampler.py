@@ -48,7 +48,8 @@ class SequenceState:
 
     ``rank`` orders waiting requests, lowest first: priority, then arrival. ``max_length`` is the length limit including
     the prompt; ``end_ids`` are the tokens that end the request. ``generator`` is its random number generator,
-    ``matcher`` the state of its grammar, and ``search`` the state of its beam search.
+    ``matcher`` the state of its grammar, and ``search`` the state of its beam search. ``cached`` is the length of the
+    prompt's prefix whose KV cache was retained; None if prefixes are not retained.
     """
 
     id: int
@@ -61,6 +62,7 @@ class SequenceState:
     generator: np.random.Generator
     matcher: Matcher | None = None
     search: BeamSearch | None = None
+    cached: int | None = None
 
     @property
     def width(self) -> int:
@@ -128,7 +130,8 @@ def accept(
         if error is not None:
             progress.append(Progress(row.id, error=error))
         else:
-            progress.append(Progress(row.id, [token], finish, logprobs=None if entry is None else [entry]))
+            logprobs = None if entry is None else [entry]
+            progress.append(Progress(row.id, [token], finish, logprobs=logprobs, cached_tokens=row.cached))
     return progress
 
 
@@ -149,6 +152,7 @@ def sample_beams(row: SequenceState, logits: Logits) -> tuple[list[int], list[Pr
             "stop" if beam.stopped else "length",
             beam=index,
             cumulative_logprob=beam.total,
+            cached_tokens=row.cached,
         )
         for index, beam in enumerate(search.results())
     ]

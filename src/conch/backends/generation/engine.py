@@ -120,6 +120,8 @@ class Progress:
     beam: int = 0
     #: Sum of the log-probabilities of all tokens of a beam.
     cumulative_logprob: float | None = None
+    #: The tokens of the prompt that were not computed because a prefix was cached; None if nothing is known about it.
+    cached_tokens: int | None = None
 
 
 @dataclass(slots=True)

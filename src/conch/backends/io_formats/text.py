@@ -166,6 +166,7 @@ class TextResponseBuilder(ResponseBuilder):
             for _ in range(sampling.n)
         ]
         self._prompt_logprobs = ""  # JSON, until it has been sent
+        self._cached = 0  # tokens of the prompt; those of the first sample, whose prefix the other samples share
 
     def add(self, index: int, progress: Progress) -> str:
         sample, options = self._samples[index], self._options
@@ -182,6 +183,8 @@ class TextResponseBuilder(ResponseBuilder):
                 ]
         elif progress.cumulative_logprob is not None:
             sample.cumulative = progress.cumulative_logprob
+        if index == 0 and progress.cached_tokens is not None:
+            self._cached = progress.cached_tokens
         if progress.prompt_logprobs is not None:
             prompt = self.prompts[0][0]
             self._prompt_logprobs = json.dumps(
@@ -221,6 +224,8 @@ class TextResponseBuilder(ResponseBuilder):
             self._prompt_logprobs = ""
         if "num_input_tokens" in options.outputs:
             outputs["num_input_tokens"] = np.array([len(self.prompts[0][0])], np.uint32)
+        if "num_cached_tokens" in options.outputs:
+            outputs["num_cached_tokens"] = np.array([self._cached], np.uint32)
         if "num_output_tokens" in options.outputs:
             outputs["num_output_tokens"] = np.array([sample.count for sample in samples], np.uint32)
         if "token_ids" in options.outputs:
@@ -275,6 +280,7 @@ _RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "return_logprobs": ("logprobs",),
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
+    "return_num_cached_tokens": ("num_cached_tokens",),
     "return_token_ids": ("token_ids",),
     "return_log_probs": ("cumulative_logprob", "logprobs"),
 }
@@ -305,6 +311,7 @@ OUTPUTS: Final = (
     TensorSpec("prompt_logprobs", "BYTES", (1,)),
     TensorSpec("num_input_tokens", "UINT32", (1,)),
     TensorSpec("num_output_tokens", "UINT32", (-1,)),
+    TensorSpec("num_cached_tokens", "UINT32", (1,)),
     TensorSpec("token_ids", "INT32", (-1,)),
 )
 

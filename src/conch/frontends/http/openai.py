@@ -54,11 +54,11 @@ class GenerationResponder(RequestsResponder):
         pieces = contents.pieces[: self._choices]
         if last:
             pieces += [ChoiceDelta()] * (self._choices - len(pieces))
-        prompt = contents.prompt_tokens
+        prompt, cached = contents.prompt_tokens, contents.cached_tokens
         if prompt is not None:
-            prompt = None if part in self._counted else prompt
+            prompt, cached = (None, None) if part in self._counted else (prompt, cached)
             self._counted.add(part)
-        generation.usage.add(prompt, pieces)
+        generation.usage.add(prompt, pieces, cached)
         first = part * self._choices
         parts = [(index, piece) for index, piece in enumerate(pieces, first) if not generation.ended(index)]
         if not self._stream:

@@ -38,7 +38,8 @@ _CLAMPS: Final = {
     if isinstance(known.type, Integer) and known.type.clamp is not None
 }
 _DETAILS: Final = (
-    "return_num_input_tokens", "return_num_output_tokens", "return_finish_reason", "return_stop_reason",
+    "return_num_input_tokens", "return_num_output_tokens", "return_num_cached_tokens", "return_finish_reason",
+    "return_stop_reason",
 )  # fmt: skip
 #: The input, and vLLM's member, for the ids of the tokens of a completion.
 RETURN_TOKEN_IDS: Final = "return_token_ids"

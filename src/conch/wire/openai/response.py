@@ -99,10 +99,11 @@ class ChoiceDelta:
 
 @dataclass(slots=True)
 class ModelResponse:
-    """A response: a delta for each choice, and the length of the prompt if the model reports it."""
+    """A response: a delta for each choice, and the lengths of the prompt and its cached prefix, if reported."""
 
     pieces: list[ChoiceDelta]
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
 
 
 def read_response(response: InferResponse, top: int = 0) -> ModelResponse:
@@ -139,6 +140,8 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
                 ids = to_json(tensor)
             case "num_input_tokens":
                 result.prompt_tokens = max(to_json(tensor), default=None)
+            case "num_cached_tokens":
+                result.cached_tokens = max(to_json(tensor), default=None)
             case "num_output_tokens":
                 for piece, count in zip(_first(pieces, tensor), to_json(tensor), strict=True):
                     piece.tokens = count
@@ -211,16 +214,20 @@ class Usage:
     def __init__(self) -> None:
         self.prompt: int | None = None
         self.completion: int | None = None
+        #: The tokens of prompts that were not computed, because the model has kept the beginning of the prompt.
+        self.cached: int | None = None
 
-    def add(self, prompt: int | None, pieces: list[ChoiceDelta]) -> None:
-        """Add the counts of a response; ``prompt`` is None if the prompt has been counted."""
+    def add(self, prompt: int | None, pieces: list[ChoiceDelta], cached: int | None = None) -> None:
+        """Add the counts of a response; ``prompt`` and ``cached`` are None if the prompt has been counted."""
         if prompt is not None:
             self.prompt = (self.prompt or 0) + prompt
+        if cached is not None:
+            self.cached = (self.cached or 0) + cached
         for piece in pieces:
             if piece.tokens is not None:
                 self.completion = (self.completion or 0) + piece.tokens
 
-    def object(self) -> dict[str, int] | None:
+    def object(self) -> dict[str, Any] | None:
         """Return the ``usage`` object, None if the model does not report its tokens."""
         if self.prompt is None or self.completion is None:
             return None
@@ -228,6 +235,7 @@ class Usage:
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
+            **({} if self.cached is None else {"prompt_tokens_details": {"cached_tokens": self.cached}}),
         }
 
 

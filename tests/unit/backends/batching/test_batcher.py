@@ -217,6 +217,15 @@ def test_known_prefix_is_not_read_again(prefix_caching: bool, hits: int) -> None
     assert (usage.prefix_queries, usage.prefix_hits) == ((80, hits) if prefix_caching else (0, 0))
 
 
+def test_steps_report_the_cached_part_of_the_prompt() -> None:
+    engine = batcher(FakeDecoder())
+    run(engine, request(1, PROMPT, max_tokens=1))
+    engine.add(request(2, PROMPT, max_tokens=2, ignore_eos=True))
+    engine.add(request(3, [9, 9, 9], max_tokens=1))
+    cached = {(step.id, step.cached_tokens) for step in _finish(engine)}
+    assert cached == {(2, 36), (3, 0)}
+
+
 def test_prefix_of_a_running_sequence_is_shared() -> None:
     decoder = FakeDecoder()
     engine = batcher(decoder)

@@ -136,6 +136,15 @@ def test_response_has_the_ids_of_its_tokens_and_the_name_of_its_request() -> Non
     assert [chunk.get("token_ids") for chunk in found] == [None, [7]]
 
 
+def test_usage_has_the_cached_tokens_that_the_model_reports() -> None:
+    reported = read_response(InferResponse([counts("num_cached_tokens", 3), counts("num_input_tokens", 5)]))
+    chat = answer()
+    chat.usage.add(reported.prompt_tokens, [ChoiceDelta("a", tokens=1)], reported.cached_tokens)
+    chat.add(0, ChoiceDelta("a"), last=True)
+    usage = json.loads(chat.body())["usage"]
+    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]) == (5, {"cached_tokens": 3})
+
+
 def test_bytes_of_half_a_character_are_not_known() -> None:
     chat = answer(logprobs=True)
     chat.add(0, ChoiceDelta("ä", logprobs=[Token("\ufffd", -1, []), Token("ä", -1, [])]), last=True)

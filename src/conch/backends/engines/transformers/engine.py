@@ -330,7 +330,8 @@ class TransformersEngine(GenerationEngine):
                 if started and known:
                     known = []
                     break
-                self._prefixes.count(len(row.tokens), BLOCK * len(known))
+                row.cached = BLOCK * len(known)
+                self._prefixes.count(len(row.tokens), row.cached)
             started.append(self._waiting.pop(0))
             if alone or known or longest > columns:
                 break

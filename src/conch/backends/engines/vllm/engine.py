@@ -195,7 +195,14 @@ class VllmEngine(GenerationEngine):
             positions = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
             prompt_logprobs = [_logprobs(token, position, request.prompt_alternatives) for token, position in positions]
             request.prompt_alternatives = None
-        return Progress(id, tokens, completion.finish_reason or "", logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return Progress(
+            id,
+            tokens,
+            completion.finish_reason or "",
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            cached_tokens=getattr(output, "num_cached_tokens", None),
+        )
 
 
 class _Statistics:

@@ -117,7 +117,7 @@ class ResponsesResponse(ConversationResponse):
             return None
         return {
             "input_tokens": counted["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self.usage.cached or 0, "cache_write_tokens": 0},
             "output_tokens": counted["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
             "total_tokens": counted["total_tokens"],
