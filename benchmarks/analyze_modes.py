@@ -23,8 +23,7 @@ from typing import Final
 
 from benchmarks.tables import markdown
 from conch.cli.demo.command import build, require_packages
-from conch.measure.analyze.options.models import ModelSettings
-from conch.measure.analyze.options.settings import AnalyzeSettings, SearchMode
+from conch.measure.analyze.options.settings import AnalyzeSettings, ModelSettings, SearchMode
 from conch.measure.analyze.profiling.measurement import at_load, plan_of
 from conch.measure.analyze.profiling.profile import Profile, SearchOutcome
 from conch.measure.analyze.profiling.progress import SearchProgress

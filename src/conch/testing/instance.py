@@ -27,8 +27,8 @@ from conch.testing.fakes import FakeModel, FakeModels
 from conch.testing.imports import ModelImports
 from conch.workers.child.channel import Header
 from conch.workers.child.memory import BufferMap
+from conch.workers.child.messages import of_model
 from conch.workers.child.packing import Descriptor, Packer, Unpacker
-from conch.workers.child.tracebacks import of_model
 from conch.workers.host.bls import BlsHandler, MetricsHandler
 from conch.workers.host.execution import description, response_of
 

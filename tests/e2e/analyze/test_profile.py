@@ -12,8 +12,7 @@ from conch.core.errors import ConchError
 from conch.measure.analyze.applying import BEFORE, apply, changes
 from conch.measure.analyze.journal import FILENAME
 from conch.measure.analyze.judging.goals import Constraint
-from conch.measure.analyze.options.models import ModelSettings
-from conch.measure.analyze.options.settings import AnalyzeSettings
+from conch.measure.analyze.options.settings import AnalyzeSettings, ModelSettings
 from conch.measure.analyze.profiling.profile import Profile, SearchOutcome
 from conch.measure.analyze.profiling.progress import SearchProgress
 from conch.measure.analyze.results import Point

@@ -38,8 +38,8 @@ from conch.core.errors import ConchError, internal, invalid
 from conch.core.tensors import PROTOCOL_NAME
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
+from conch.workers.child.messages import log_frame
 from conch.workers.child.packing import OutputWatch, Packer, lent_outputs, model_dims
-from conch.workers.child.tracebacks import log_frame
 
 #: Modules that every network in transformers needs; the small module of the network itself is imported at load.
 TRANSFORMERS: Final = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")

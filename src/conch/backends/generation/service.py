@@ -26,8 +26,8 @@ from conch.core.sampling.parameters import SamplingParams
 from conch.core.sampling.structures import Structure
 from conch.workers.child.channel import Channel
 from conch.workers.child.heartbeat import HEARTBEAT
+from conch.workers.child.messages import log_frame
 from conch.workers.child.packing import Packer
-from conch.workers.child.tracebacks import log_frame
 
 
 class ResponseBuilder(ABC):

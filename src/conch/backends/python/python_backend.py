@@ -25,8 +25,8 @@ from conch.backends.python.runtime import ResponseChannel, Runtime
 from conch.backends.python.tensor import ArrayUnpacker
 from conch.core.errors import Code, ConchError, internal, unsupported
 from conch.workers.child.channel import Channel, Header
+from conch.workers.child.messages import log_frame
 from conch.workers.child.packing import Packer, lent_outputs
-from conch.workers.child.tracebacks import log_frame
 
 
 def prepare(model: dict[str, Any]) -> None:

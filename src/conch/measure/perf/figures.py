@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
+from statistics import fmean, stdev
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -213,21 +214,23 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     """Return the interval of the mean of nonnegative values; None for fewer than two values."""
     if len(values) < 2:
         return None
-    mean = sum(values) / len(values)
-    deviation = sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    half = student(len(values) - 1) * deviation / sqrt(len(values))
+    mean, half = fmean(values), _half_width(values)
     return Interval(max(0.0, mean - half), mean + half)
 
 
 def ratio_interval(ratios: Sequence[float]) -> tuple[float, Interval | None]:
     """Return the geometric mean of ratios and its interval; the interval is None for a single ratio."""
     logs = [log(ratio) for ratio in ratios]
-    mean = sum(logs) / len(logs)
+    mean = fmean(logs)
     if len(logs) < 2:
         return exp(mean), None
-    deviation = sqrt(sum((value - mean) ** 2 for value in logs) / (len(logs) - 1))
-    half = student(len(logs) - 1) * deviation / sqrt(len(logs))
+    half = _half_width(logs)
     return exp(mean), Interval(exp(mean - half), exp(mean + half))
+
+
+def _half_width(values: Sequence[float]) -> float:
+    """Return half the width of the interval of the mean."""
+    return student(len(values) - 1) * stdev(values) / sqrt(len(values))
 
 
 def confidence_of(parts: Sequence[WindowFigures], over: Literal["runs", "windows"]) -> Confidence | None:

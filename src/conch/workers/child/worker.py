@@ -174,7 +174,7 @@ class Worker:
     def _log_cause(self, error: Exception, heading: str) -> None:
         """Log the traceback of an unexpected or model exception; the client receives only its message."""
         from conch.core.errors import ConchError
-        from conch.workers.child.tracebacks import log_frame
+        from conch.workers.child.messages import log_frame
 
         cause = error.__cause__ if isinstance(error, ConchError) else error
         if cause is not None and not isinstance(cause, ConchError):

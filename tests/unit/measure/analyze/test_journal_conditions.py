@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from conch.measure.analyze.journal import conditions
-from conch.measure.analyze.options.models import models
-from conch.measure.analyze.options.settings import AnalyzeSettings
+from conch.measure.analyze.options.settings import AnalyzeSettings, models
 
 CONFIGS = {"m": {"max_batch_size": 8}}
 

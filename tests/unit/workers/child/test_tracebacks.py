@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conch.workers.child.tracebacks import log_frame
+from conch.workers.child.messages import log_frame
 
 
 def failure_of(source: str, path: Path) -> BaseException:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import base64
 import json
 from binascii import Error as Base64Error
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from conch.measure.perf.inputs.data import DataOptions, Sample, SampleSet, Value
 from conch.measure.perf.inputs.natural import natural_samples
 from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, inputs_of
 from conch.wire.json.tensor import from_json
+
+_Tensor = TypeVar("_Tensor")
 
 
 def samples(model: ModelSpec, options: DataOptions) -> SampleSet:
@@ -126,18 +128,7 @@ def _streams(entries: Sequence[Any]) -> list[list[Any]]:
 
 
 def _of_entry(model: ModelSpec, entry: Any, shapes: Mapping[str, tuple[int, ...]], where: str) -> Sample:
-    if not isinstance(entry, dict):
-        raise invalid(f"{where}: not an object with the inputs' data")
-    sample = {}
-    for name, value in entry.items():
-        spec = model.inputs.get(name)
-        if spec is None:
-            known = ", ".join(f"'{tensor}'" for tensor in model.inputs)
-            raise invalid(f"{where}: model '{model.name}' has no input '{name}' (it has {known})")
-        try:
-            sample[name] = _of_json(model, spec, value, shapes)
-        except ConchError as error:
-            raise invalid(f"{where}, input '{name}': {error.message}") from None
+    sample = _tensors(model, "input", entry, where, lambda spec, value: _of_json(model, spec, value, shapes))
     missing = [name for name, spec in model.inputs.items() if not spec.optional and name not in sample]
     if missing:
         raise invalid(f"{where}: no data for the inputs {', '.join(missing)}")
@@ -145,24 +136,38 @@ def _of_entry(model: ModelSpec, entry: Any, shapes: Mapping[str, tuple[int, ...]
 
 
 def _outputs_of(model: ModelSpec, entry: Any, where: str) -> Mapping[str, bytes]:
+    return _tensors(model, "output", entry, where, _expected)
+
+
+def _tensors(
+    model: ModelSpec,
+    kind: Literal["input", "output"],
+    entry: Any,
+    where: str,
+    read: Callable[[InputSpec, Any], _Tensor],
+) -> dict[str, _Tensor]:
+    """Read each tensor of an entry; raises INVALID_ARG for other entries, with the tensor and its position."""
     if not isinstance(entry, dict):
-        raise invalid(f"{where}: not an object with the outputs' data")
-    outputs = {}
+        raise invalid(f"{where}: not an object with the {kind}s' data")
+    specs = model.inputs if kind == "input" else model.outputs
+    tensors = {}
     for name, value in entry.items():
-        spec = model.outputs.get(name)
-        if spec is None:
-            known = ", ".join(f"'{output}'" for output in model.outputs)
-            raise invalid(f"{where}: model '{model.name}' has no output '{name}' (it has {known})")
-        values = value.get("content") if isinstance(value, dict) else value
+        if name not in specs:
+            known = ", ".join(f"'{tensor}'" for tensor in specs)
+            raise invalid(f"{where}: model '{model.name}' has no {kind} '{name}' (it has {known})")
         try:
-            if isinstance(value, dict) and "b64" in value:
-                outputs[name] = _decoded(spec, value["b64"])
-                continue
-            values = values if isinstance(values, list) else [values]
-            outputs[name] = from_json(name, spec.datatype, _count(values), values)
+            tensors[name] = read(specs[name], value)
         except ConchError as error:
-            raise invalid(f"{where}, output '{name}': {error.message}") from None
-    return outputs
+            raise invalid(f"{where}, {kind} '{name}': {error.message}") from None
+    return tensors
+
+
+def _expected(spec: InputSpec, value: Any) -> bytes:
+    if isinstance(value, dict) and "b64" in value:
+        return _decoded(spec, value["b64"])
+    values = value.get("content") if isinstance(value, dict) else value
+    values = values if isinstance(values, list) else [values]
+    return from_json(spec.name, spec.datatype, _count(values), values)
 
 
 def _count(values: Any) -> int:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from conch.measure.analyze.judging.goals import Constraint
-from conch.measure.analyze.options.models import models
-from conch.measure.analyze.options.settings import AnalyzeSettings
+from conch.measure.analyze.options.settings import AnalyzeSettings, models
 from conch.measure.analyze.profiling import profile as profile_module
 from conch.measure.analyze.profiling import profile as profiling
 from conch.measure.analyze.profiling.profile import Profile

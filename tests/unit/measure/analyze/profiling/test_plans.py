@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from conch.core.errors import ConchError
-from conch.measure.analyze.options.models import ModelSettings
-from conch.measure.analyze.options.settings import AnalyzeSettings
+from conch.measure.analyze.options.settings import AnalyzeSettings, ModelSettings
 from conch.measure.analyze.profiling.measurement import at_load, plan_of
 from conch.measure.perf.inputs.data import DataOptions
 from conch.measure.perf.senders.channels.connecting import Address

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from conch.core.errors import internal
-from conch.measure.analyze.options.models import ModelSettings
-from conch.measure.analyze.options.settings import AnalyzeSettings
+from conch.measure.analyze.options.settings import AnalyzeSettings, ModelSettings
 from conch.measure.analyze.profiling import profile as profile_module
 from conch.measure.analyze.profiling import profile as profiling
 from conch.measure.analyze.profiling.profile import Profile, SearchOutcome

@@ -12,8 +12,7 @@ import pytest
 from conch.measure.analyze.judging.goals import Constraint
 from conch.measure.analyze.judging.objectives import excess
 from conch.measure.analyze.judging.ranking import Recommendation, recommend
-from conch.measure.analyze.options.models import models
-from conch.measure.analyze.options.settings import AnalyzeSettings
+from conch.measure.analyze.options.settings import AnalyzeSettings, models
 from conch.measure.analyze.results import Candidate
 from conch.measure.analyze.search.searches import Search, searches
 from conch.measure.analyze.search.space import ModelFacts

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from conch.config.validate import validate_load
 from conch.core.errors import ConchError
-from conch.measure.analyze.options.models import models
-from conch.measure.analyze.options.settings import AnalyzeSettings
+from conch.measure.analyze.options.settings import AnalyzeSettings, models
 from conch.measure.analyze.search.searches import Search, dimensions_of, searches
 from conch.measure.analyze.search.space import ModelFacts, SearchSpace, key, merged, message
 from tests.unit.measure.analyze.configs import batching_model

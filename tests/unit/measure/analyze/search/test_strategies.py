@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from conch.measure.analyze.judging.objectives import excess, score
 from conch.measure.analyze.options import goal_texts
-from conch.measure.analyze.options.models import models
-from conch.measure.analyze.options.settings import AnalyzeSettings, SearchMode
+from conch.measure.analyze.options.settings import AnalyzeSettings, SearchMode, models
 from conch.measure.analyze.results import Candidate
 from conch.measure.analyze.search.searches import Search, searches
 from conch.measure.analyze.search.space import ModelFacts
