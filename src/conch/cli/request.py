@@ -48,7 +48,7 @@ def request_command(
 ) -> None:
     """Write the body of a request to MODEL to a file, and print the curl command that sends it."""
     check_model_name(model)
-    inputs = _ask(url, model) if url else _read(repository, model)
+    inputs = _inputs_of_server(url, model) if url else _read(repository, model)
     header, data = body(model, inputs, texts, _named(named))
     output.write_bytes(header + data)
     address = f"{(url or 'http://localhost:8000').rstrip('/')}/v2/models/{model}/infer"
@@ -134,7 +134,7 @@ def _read(repository: Path, model: str) -> list[Input]:
     return [Input(tensor.name, (*batch, *tensor.dims)) for tensor in config.input if tensor.data_type == text]
 
 
-def _ask(url: str, model: str) -> list[Input]:
+def _inputs_of_server(url: str, model: str) -> list[Input]:
     """Return the inputs of the model on a running server. Raises UNAVAILABLE if it does not respond."""
     address = f"{url.rstrip('/')}/v2/models/{model}"
     if not address.startswith(("http://", "https://")):

@@ -26,7 +26,7 @@ from conch.config.schema import (
     is_ensemble,
     scheduler,
 )
-from conch.config.validate_ensemble import ensemble_problems, member_problems
+from conch.config.validate_ensemble import ensemble_problems, step_model_problems
 
 #: The minimum CUDA compute capability of Triton, as printed in its message.
 _COMPUTE_CAPABILITY = "6.000000"
@@ -486,7 +486,7 @@ def validate_load(config: ModelConfig, gpus: Sequence[int] = ()) -> None:
 
 def validate_ensemble(config: ModelConfig, step_configs: Mapping[str, ModelConfig]) -> None:
     """Refuse an ensemble with steps that do not fit the completed configurations of their models."""
-    refuse(member_problems(config, step_configs))
+    refuse(step_model_problems(config, step_configs))
 
 
 def check_directory_name(config: ModelConfig, directory: str) -> None:

@@ -128,7 +128,7 @@ def _same_shape(shape: Sequence[int], other: Sequence[int]) -> bool:
     return len(shape) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(shape, other, strict=True))
 
 
-def member_problems(config: ModelConfig, step_configs: Mapping[str, ModelConfig]) -> Problems:
+def step_model_problems(config: ModelConfig, step_configs: Mapping[str, ModelConfig]) -> Problems:
     """Yield all errors in an ensemble's use of other models.
 
     ``step_configs`` are the completed configurations of its steps' models, by name; unavailable models are missing.

@@ -64,13 +64,13 @@ def path_of(endpoint: str, model: str) -> str:
 
 _SIZES: Final = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
-_PLACE: Final = re.compile(r"@\{(\w+)\}")
+_PLACEHOLDER: Final = re.compile(r"@\{(\w+)\}")
 
 
 def render(template: str, /, **values: object) -> str:
     """Fill in the template ``template`` of ``templates/``. Raises KeyError for a missing value."""
     text = (files("conch.deploy") / "templates" / template).read_text(encoding="utf-8")
-    return _PLACE.sub(lambda match: str(values[match[1]]), text)
+    return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), text)
 
 
 def shown(size: int) -> str:
@@ -362,7 +362,7 @@ class Written(NamedTuple):
     """The size of an artifact (bytes), and the beginning of its response to ``request.json``; empty if not sent."""
 
     size: int
-    answer: str
+    response: str
 
 
 def write(bundle: Bundle, packed: Contents, out: Path, *, verify: bool = False) -> Written:

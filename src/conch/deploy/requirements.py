@@ -118,7 +118,7 @@ def _check_link(link: Path, root: Path, above: tuple[Path, ...]) -> None:
 
 
 #: Parameters that name a checkpoint, an engine's folder, a tokenizer or an environment.
-_PLACES: Final = ("model", "gpt_model_path", "engine_dir", "tokenizer_dir", "EXECUTION_ENV_PATH")
+_PATH_PARAMETERS: Final = ("model", "gpt_model_path", "engine_dir", "tokenizer_dir", "EXECUTION_ENV_PATH")
 #: The extra of each backend that runs graphs.
 _GRAPHS: Final = {"onnxruntime": "onnxruntime", "openvino": "openvino", "pytorch": "huggingface"}
 #: The extras of engines that generate text.
@@ -242,7 +242,7 @@ def _check_paths(model: CheckedModel, root: Path, mount: str) -> None:
     for version in model.versions:
         directory = model.files.version_directory(version)
         for key, value in {**_document(directory), **parameters(model.config)}.items():
-            if key not in _PLACES or not isinstance(value, str) or not value or value.startswith(mount):
+            if key not in _PATH_PARAMETERS or not isinstance(value, str) or not value or value.startswith(mount):
                 continue
             if _is_outside(value.replace(MODEL_DIRECTORY, str(model.files.directory)), directory, root):
                 raise invalid(

@@ -66,10 +66,10 @@ class BlsModels:
             except ConchError as refusal:
                 on_response(InferResponse(error=refusal))
 
-        give_up = needed.then(proceed, by_model=True)
+        stop_waiting = needed.then(proceed, by_model=True)
 
         def cancel(request: InferRequest) -> None:
-            give_up()
+            stop_waiting()
             request.fail(cancelled())
 
         request.on_cancel = cancel

@@ -11,9 +11,9 @@ from conch.config.schema import ModelConfig
 from conch.config.validate import validate, validate_ensemble
 from conch.config.validate_ensemble import (
     cycle_problem,
-    member_problems,
     step_model_not_loaded,
     step_model_not_valid,
+    step_model_problems,
     version_problem,
 )
 
@@ -161,7 +161,7 @@ def test_members_that_triton_accepts_are_accepted(config: ModelConfig) -> None:
 def test_step_without_inputs_is_no_obstacle_to_finding_what_else_is_wrong() -> None:
     config = ensemble(step("ok", {}, {"Q": "B"}))
 
-    assert "non-existing output Q" in " ".join(problem.message for problem in member_problems(config, MEMBERS))
+    assert "non-existing output Q" in " ".join(problem.message for problem in step_model_problems(config, MEMBERS))
 
 
 def test_ensemble_that_contains_itself_is_refused() -> None:

@@ -281,17 +281,17 @@ class LoadProgress:
     """The output while models load: each loaded model, and after some time the models that are still loading."""
 
     def __init__(self, now: float) -> None:
-        self._started = self._said = now
+        self._started = self._printed_at = now
         self._loaded: set[str] = set()
 
     def lines(self, loaded: set[str], now: float) -> Iterator[str]:
         """Return the lines for the models that are ``loaded`` at the time ``now`` (s)."""
         lines = [f"{name} is loaded" for name in SERVED if name in loaded - self._loaded]
         self._loaded |= loaded
-        if not lines and now - self._said >= SILENCE_SECONDS:
+        if not lines and now - self._printed_at >= SILENCE_SECONDS:
             lines = [f"still loading {', '.join(name for name in SERVED if name not in self._loaded)}"]
         for line in lines:
-            self._said = now
+            self._printed_at = now
             yield f"{now - self._started:5.1f} s  {line}"
 
 

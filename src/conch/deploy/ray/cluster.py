@@ -224,7 +224,7 @@ class RayApplication:
 
         if self.is_deployed:
             with suppress(ConchError):
-                self._ask("forget_failures")
+                self._call_registry("forget_failures")
         target = serve.RunTarget(application(options, plans), name=self._name, route_prefix=None)
         with logs_in_one_line():
             serve.run_many([target], wait_for_ingress_deployment_creation=True, wait_for_applications_running=False)
@@ -245,8 +245,8 @@ class RayApplication:
                 state = serve.status().applications.get(self._name)
             failures: dict[str, str] = {}
             with suppress(ConchError):
-                failures = dict(self._ask("failures"))
-                deployed = Deployed(self._ask("ingresses"), self._ask("replicas"))
+                failures = dict(self._call_registry("failures"))
+                deployed = Deployed(self._call_registry("ingresses"), self._call_registry("replicas"))
                 if state is not None and state.status == "RUNNING" and is_complete(deployed, plans, _nodes()):
                     return deployed
             words = status_messages(state)
@@ -263,7 +263,7 @@ class RayApplication:
 
     def replicas(self) -> Sequence[ReplicaRecord]:
         """Return the registered replicas. Raises UNAVAILABLE if the registry does not respond."""
-        records: Sequence[ReplicaRecord] = self._ask("replicas")
+        records: Sequence[ReplicaRecord] = self._call_registry("replicas")
         return records
 
     def remove(self) -> None:
@@ -279,7 +279,7 @@ class RayApplication:
             while self.is_deployed:
                 time.sleep(POLL_SECONDS)
 
-    def _ask(self, method: str) -> Any:
+    def _call_registry(self, method: str) -> Any:
         """Call a method of the registry. Raises UNAVAILABLE if it does not respond."""
         from ray import serve
 

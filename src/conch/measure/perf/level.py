@@ -126,7 +126,7 @@ def _no_nvml() -> Any:
 #: A shorter silence (s) may be a single slow response, however many windows it spans.
 _SILENCE_SECONDS: Final = 5.0
 #: Interval at which the number of completed requests of a window is checked (s).
-_LOOK_SECONDS: Final = 0.05
+_CHECK_SECONDS: Final = 0.05
 #: Interval at which senders hand over their records in a long window (s); they neither send nor read while they do.
 _HAND_OVER_SECONDS: Final = 1.0
 
@@ -259,14 +259,14 @@ class LevelRun:
                 left -= _HAND_OVER_SECONDS
             around.sleep(left)
             return True
-        ended, heard = 0, self._start
+        ended, last_response = 0, self._start
         silence = max(plan.interval, _SILENCE_SECONDS) * (WINDOWS if plan.total_requests else 1) * 1e9
-        while ended < plan.requests and around.clock() - heard < silence:
-            around.sleep(_LOOK_SECONDS)
+        while ended < plan.requests and around.clock() - last_response < silence:
+            around.sleep(_CHECK_SECONDS)
             completed = self._collect()
             ended += completed
             if completed or not self.recording.unfinished.count:  # no request is due yet
-                heard = around.clock()
+                last_response = around.clock()
         return ended >= plan.requests
 
     def _collect(self) -> int:

@@ -152,7 +152,7 @@ CALLERS_PER_PROCESS: Final = 128
 #: Timeout for requests of a completed level before the next level begins (s).
 _REST_SECONDS: Final = 5.0
 #: Interval at which the progress of a warm-up is checked (s).
-_LOOK_SECONDS: Final = 0.02
+_CHECK_SECONDS: Final = 0.02
 #: A warm-up without completed requests for this time (s) ends; the measurement then reports that the server hangs.
 _WARM_UP_SILENCE: Final = 60.0
 
@@ -294,7 +294,7 @@ class Measurement:
             self._start(level, plan.warm_up_requests)
             ended, last_response = 0, monotonic()
             while ended < plan.warm_up_requests and monotonic() - last_response < _WARM_UP_SILENCE:
-                sleep(_LOOK_SECONDS)
+                sleep(_CHECK_SECONDS)
                 if (now := self._generators.progress()) > ended:
                     ended, last_response = now, monotonic()
         if not plan.total_requests:

@@ -18,7 +18,7 @@ from conch.config.reading import ConfigError, Problem, read_json, read_small
 from conch.config.remote import is_remote, value_problems
 from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
-from conch.config.validate_ensemble import cycle_problem, member_problems, version_problem
+from conch.config.validate_ensemble import cycle_problem, step_model_problems, version_problem
 from conch.core.errors import ConchError, did_you_mean, nearest
 from conch.repository.backends import DEFAULT_BACKEND_DIRECTORIES, BackendDirectories
 from conch.repository.checks.checkpoints import check_checkpoints
@@ -237,7 +237,7 @@ def _ensemble_problems(model: CheckedModel, models: Mapping[str, CheckedModel]) 
     step_models = {name: models[name] for name in used if name in models}
     # Tensors that a backend adds when it loads a step's model cannot be compared here.
     unknown = any(not (step.config.input and step.config.output) for step in step_models.values())
-    for problem in member_problems(model.config, {name: step.config for name, step in step_models.items()}):
+    for problem in step_model_problems(model.config, {name: step.config for name, step in step_models.items()}):
         if "not available or ambiguous" in problem.message:
             hints = (did_you_mean(name, models) for name in sorted(used - step_models.keys()))
             problem.hint = next(filter(None, hints), "add it to the repository")

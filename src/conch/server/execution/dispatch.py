@@ -62,7 +62,7 @@ class InstanceResources:
         self._limiter.register([instance for instances in new.values() for instance in instances])
         self._reserved |= new
 
-    def give_up(self, placements: Iterable[WorkerPlacement]) -> None:
+    def release_reserved(self, placements: Iterable[WorkerPlacement]) -> None:
         """Unregister the instances reserved at ``placements`` after their workers failed to start."""
         self._limiter.unregister(
             [instance for placement in placements for instance in self._reserved.pop(placement, ())]
@@ -104,7 +104,7 @@ class InstanceResources:
 
     def forget_all(self) -> None:
         """Unregister all instances; called when all workers have ended."""
-        self.give_up(list(self._reserved))
+        self.release_reserved(list(self._reserved))
         for worker in list(self._instances):
             self.forget(worker)
 
@@ -112,7 +112,9 @@ class InstanceResources:
         return [instance for instances in self._instances.values() for instance in instances]
 
     def _made(self, group: InstanceGroup, placement: WorkerPlacement) -> LimitedInstance:
-        instance = LimitedInstance(_needs(group, placement.device), group.rate_limiter.priority, lambda: False)
+        instance = LimitedInstance(
+            _required_resources(group, placement.device), group.rate_limiter.priority, lambda: False
+        )
         instance.run = partial(self._granted, instance)
         return instance
 
@@ -128,7 +130,7 @@ def _groups_at(config: ModelConfig, placement: WorkerPlacement) -> list[Instance
     return [group for group, _ in placed]
 
 
-def _needs(group: InstanceGroup, device: int) -> dict[ResourceKey, int]:
+def _required_resources(group: InstanceGroup, device: int) -> dict[ResourceKey, int]:
     return {
         ResourceKey(GLOBAL if getattr(resource, "global") else device, resource.name): resource.count
         for resource in group.rate_limiter.resources
@@ -184,7 +186,7 @@ class Dispatcher(Executor):
         self._to_prepare: list[InferRequest] = []
         self._rotation = 0
         self._loop = asyncio.get_running_loop()
-        self._asking = False
+        self._dispatch_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = 0
         self._lost: ConchError | None = None  # set while no worker can run requests
@@ -341,8 +343,8 @@ class Dispatcher(Executor):
 
     def _schedule_dispatch(self) -> None:
         # Deferred until the current callbacks have run, so that requests that arrived together can share a batch.
-        if not self._asking:
-            self._asking = True
+        if not self._dispatch_scheduled:
+            self._dispatch_scheduled = True
             self._loop.call_soon(self._dispatch)
 
     def _prepare(self) -> None:
@@ -356,7 +358,7 @@ class Dispatcher(Executor):
 
     def _dispatch(self) -> None:
         """Run all batches that are due on free instances."""
-        self._asking = False
+        self._dispatch_scheduled = False
         if self.resources is not None:
             self._compete(self.resources)
         else:

@@ -181,7 +181,7 @@ def _read(file: str, kind: str, shape: tuple[int, ...], directory: Path) -> byte
 LOG = logging.getLogger("conch")
 
 #: Interval between checks of a load (s).
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 #: Interval between log lines about a load in progress (s).
 PROGRESS_SECONDS = 5.0
 #: Idle time after which a load is stalled and releases its load slot (s).
@@ -316,7 +316,7 @@ class WorkerStarter:
     async def _follow(self, worker: WorkerProcess) -> None:
         start = logged_at = monotonic()
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             if worker.verdict.idle >= STALLED_SECONDS:
                 self._on_stalled()
             if monotonic() < logged_at + PROGRESS_SECONDS:

@@ -202,7 +202,7 @@ class OnDemandPlanner:
     def unknown(self, name: str, error: ConchError, now: float) -> None:
         """Fail the requests for a model that does not exist."""
         self._reading.discard(name)
-        self._let_go(name, error, now)
+        self._end_waiting(name, error, now)
 
     def loaded(self, load: Load) -> None:
         """Record a successful load; ``serves`` has been called for all models that it loaded."""
@@ -237,7 +237,7 @@ class OnDemandPlanner:
         load = now - before.since if before is not None else 0.0
         self._residents[name] = _Resident(footprint, Phase.LOADED, now, load=load)
         self.back_off.forget(name)
-        self._let_go(name, None, now)
+        self._end_waiting(name, None, now)
 
     def unloaded_during_load(self, name: str, now: float) -> None:
         """Record that a model was unloaded during its load: waiting requests fail, the next one starts a new load."""
@@ -245,7 +245,7 @@ class OnDemandPlanner:
         if resident is not None and resident.phase is Phase.LOADING:
             resident.phase = Phase.LEAVING
             self._interrupted |= resident.loads
-            self._let_go(
+            self._end_waiting(
                 name, unavailable(f"load failed for model '{name}': the model was unloaded during the load"), now
             )
 
@@ -264,7 +264,7 @@ class OnDemandPlanner:
         """Stop loading and unloading, and refuse waiting and later requests with ``reason``."""
         self._closed = reason
         for name in list(self._waiting):
-            self._let_go(name, unavailable(reason), now)
+            self._end_waiting(name, unavailable(reason), now)
 
     # State
 
@@ -295,7 +295,7 @@ class OnDemandPlanner:
         """Return the next decisions; carry them out and call this again until it returns none."""
         self._expire(now)
         for name in [name for name in self._waiting if self.phase(name) is Phase.LOADED]:
-            self._let_go(name, None, now)
+            self._end_waiting(name, None, now)
         # Resumed requests make their models busy, so they must proceed before a model is chosen for eviction.
         if not self._decided and not self._closed:
             self._allot(now)
@@ -369,7 +369,7 @@ class OnDemandPlanner:
         refusal = self._never_fits(name, footprints)
         if refusal is not None:
             del self._pending_loads[name]
-            self._let_go(name, refusal, now)
+            self._end_waiting(name, refusal, now)
             return True
         missing = {model: footprint for model, footprint in footprints.items() if model not in self._residents}
         needed = total(footprint.capacity for footprint in missing.values())
@@ -465,7 +465,7 @@ class OnDemandPlanner:
     def _refuse(self, name: str, error: ConchError, now: float) -> None:
         self.back_off.failed(name, error, now)
         self.counts.of(name).failures += 1
-        self._let_go(name, error, now)
+        self._end_waiting(name, error, now)
 
     def _forget(self, waiter: Waiter) -> None:
         waiting = self._waiting.get(waiter.name, {})
@@ -473,7 +473,7 @@ class OnDemandPlanner:
         if not waiting:
             self._waiting.pop(waiter.name, None)
 
-    def _let_go(self, name: str, error: ConchError | None, now: float) -> None:
+    def _end_waiting(self, name: str, error: ConchError | None, now: float) -> None:
         for waiter in self._waiting.pop(name, ()):
             self._end(waiter, error, now)
 

@@ -72,11 +72,11 @@ class LoadNeeded(ConchError):
     async def wait(self, *, by_model: bool = False) -> None:
         """Wait until the model is loaded; raises the error of a failed load. ``by_model`` as for :meth:`then`."""
         ended: asyncio.Future[ConchError | None] = asyncio.get_running_loop().create_future()
-        give_up = self.then(lambda error: None if ended.done() else ended.set_result(error), by_model=by_model)
+        stop_waiting = self.then(lambda error: None if ended.done() else ended.set_result(error), by_model=by_model)
         try:
             error = await ended
         finally:
-            give_up()
+            stop_waiting()
         if error is not None:
             raise error
 

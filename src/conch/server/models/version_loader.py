@@ -343,7 +343,7 @@ class VersionLoader:
             processes = await _all_or_none(starter.launch(placement) for placement in placements)
         except BaseException:
             if resources is not None:
-                resources.give_up(placements)
+                resources.release_reserved(placements)
             raise
         for placement, process in zip(placements, processes, strict=True):
             worker = SupervisedWorker(placement, starter.launch, dispatcher)

@@ -314,7 +314,7 @@ class Template:
         self._pending_messages = 0
         self._workers = 0
         self._lines = 0
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self.process, self._control = spawn(kind.python, dict(kind.environment), self._exited, self._printed)
@@ -327,7 +327,7 @@ class Template:
 
     async def import_modules(self) -> str:
         """Import the modules of its kind; return the reason why it must not fork, empty if it may."""
-        reply = await self._ask({"op": "import", "modules": self.kind.modules}, [], IMPORT_SECONDS)
+        reply = await self._request({"op": "import", "modules": self.kind.modules}, [], IMPORT_SECONDS)
         problem: str = reply["problem"]
         return problem
 
@@ -343,7 +343,7 @@ class Template:
                 output, printing = os.pipe()
                 try:
                     request = {"op": "fork", "as": role, "environment": dict(environment)}
-                    reply = await self._ask(request, [theirs.fileno(), printing], FORK_SECONDS, adopting)
+                    reply = await self._request(request, [theirs.fileno(), printing], FORK_SECONDS, adopting)
                 except BaseException:
                     os.close(output)
                     raise
@@ -369,7 +369,7 @@ class Template:
             self._on_closed(self)
             self.process.kill()
 
-    async def _ask(
+    async def _request(
         self,
         message: Mapping[str, Any],
         fds: Sequence[int],
@@ -383,7 +383,7 @@ class Template:
         self._pending_messages += 1
         self._consider_end()
         try:
-            async with self._turn:
+            async with self._lock:
                 if self._closed:
                     raise OSError("its template has ended")
                 with meanwhile() as children:
@@ -417,8 +417,8 @@ class Template:
 
     def _exited(self) -> None:
         self.close()
-        if self._turn.locked():
-            # Forked processes may still hold the other end, so the pending ``_ask`` would not see EOF; it then closes.
+        if self._lock.locked():
+            # Forked processes may still hold the other end, so the pending ``_request`` would not see EOF.
             self._control.shutdown(socket.SHUT_RDWR)
         else:
             self._control.close()

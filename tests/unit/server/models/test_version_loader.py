@@ -196,7 +196,7 @@ async def test_each_instance_says_what_it_runs_with(tmp_path: Path, caplog: pyte
 
 
 async def test_stalled_load_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(starting, "CHECK_SECONDS", 0.0)
     held = asyncio.Event()
 
     def stall(process: FakeProcess) -> None:
@@ -222,7 +222,7 @@ async def test_load_that_takes_long_says_how_far_it_is(
 ) -> None:
     caplog.set_level(logging.INFO, "conch")
     monkeypatch.setattr(starting, "PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(starting, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(starting, "CHECK_SECONDS", 0.0)
     leave = asyncio.Event()
     loading = asyncio.create_task(Bench(tmp_path, CONFIG, lambda process: setattr(process, "held", leave)).load())
     await until(lambda: any("still loading 'm' version 1 after 0 s" in line for line in caplog.messages))

@@ -357,7 +357,7 @@ class SearchRun:
         try:
             self._serve(trial.candidate)
             start = time.monotonic()
-            point = self._ask(trial)
+            point = self._measure(trial)
             self._costs.measured(time.monotonic() - start)
             return point
         except ServerGone:
@@ -366,7 +366,7 @@ class SearchRun:
             self._server.check()
             raise
 
-    def _ask(self, trial: Trial) -> Point:
+    def _measure(self, trial: Trial) -> Point:
         assert self._measurement is not None
         stop = None
         if trial.rival is not None:

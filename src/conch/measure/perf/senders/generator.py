@@ -250,16 +250,16 @@ def _main(pipe: Connection, traffic: Traffic, number: int, count: int, first: in
     gc.disable()
     sender = _Sender(loop, traffic, number, count, first)
 
-    def obey() -> None:
+    def execute() -> None:
         try:
             while pipe.poll():
-                reply = sender.obey(*pipe.recv())
+                reply = sender.execute(*pipe.recv())
                 if reply is not None:
                     pipe.send(reply)
         except (EOFError, OSError):
             loop.stop()
 
-    loop.add_reader(pipe.fileno(), obey)
+    loop.add_reader(pipe.fileno(), execute)
     os.set_blocking(pipe.fileno(), True)  # uvloop made it non-blocking, and a reply may exceed the buffer of the pipe
     try:
         loop.run_forever()
@@ -282,7 +282,7 @@ class _Sender:
         self._open: OpenLoad | None = None
         self._last_collection = (monotonic_ns(), process_time())
 
-    def obey(self, what: str, *arguments: Any) -> Any:
+    def execute(self, what: str, *arguments: Any) -> Any:
         """Execute a command of the measuring process; return the reply, None if there is none."""
         match what:
             case "ready":

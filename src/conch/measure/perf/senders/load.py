@@ -248,13 +248,13 @@ class ClosedLoad(OfferedLoad):
         self._left = requests
         idle, self._idle = self._idle, set()
         for call in sorted(idle, key=lambda call: call.slot):
-            self._ask(call)
+            self._continue(call)
         while len(self._calls) < concurrency:
             call = TimedCall(self._first_slot + len(self._calls), self._ended)
             self._calls.append(call)
-            self._ask(call)
+            self._continue(call)
 
-    def _ask(self, call: TimedCall) -> None:
+    def _continue(self, call: TimedCall) -> None:
         if self._may_start(call):
             self._begin(call, monotonic_ns(), call.channel or self._free_channel())
         else:
@@ -273,11 +273,11 @@ class ClosedLoad(OfferedLoad):
         if call.outcome is Outcome.CONNECTION_LOST:
             pause = min(2 * self._pauses.get(call, _FIRST_PAUSE / 2), _LONGEST_PAUSE)
             self._pauses[call] = pause
-            self._loop.call_later(pause, self._ask, call)
+            self._loop.call_later(pause, self._continue, call)
             return
         if self._pauses:
             self._pauses.pop(call, None)
-        self._ask(call)
+        self._continue(call)
 
 
 class OpenLoad(OfferedLoad):

@@ -39,14 +39,14 @@ class HealthWatch:
         self._transport = transport
         self._interval = interval
         self._on_verdict = on_verdict
-        self._looking = asyncio.Event()
+        self._check_now = asyncio.Event()
         self._first = asyncio.get_running_loop().create_future()
         self._task = asyncio.get_running_loop().create_task(self._run())
         transport.on_broken = self.look
 
     def look(self) -> None:
         """Check now, because of an event."""
-        self._looking.set()
+        self._check_now.set()
 
     async def first(self) -> None:
         """Wait until the first check has completed."""
@@ -60,8 +60,8 @@ class HealthWatch:
     async def _run(self) -> None:
         failures = 0  # number of consecutive failures
         while True:
-            self._looking.clear()
-            reason, gone = await self._ask()
+            self._check_now.clear()
+            reason, gone = await self._check()
             self._on_verdict(reason, gone)
             if not self._first.done():
                 self._first.set_result(None)
@@ -69,9 +69,9 @@ class HealthWatch:
             delay = min(self._interval, _FIRST_DELAY * 2 ** (failures - 1)) if failures else self._interval
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
-                    await self._looking.wait()
+                    await self._check_now.wait()
 
-    async def _ask(self) -> tuple[str, bool]:
+    async def _check(self) -> tuple[str, bool]:
         try:
             await self._transport.check()
         except ConnectionFailedError as error:

@@ -46,7 +46,7 @@ class RemoteGrpc:
         self._model = model
         self._channel = self._open()
         #: Separate channel for health checks while many calls are in flight.
-        self._asking: Any = None
+        self._check_channel: Any = None
         self._calls = 0
         self._metadata = tuple(model.headers.items())
         self._infer: Any = self._channel.unary_unary(f"{SERVICE_PATH}ModelInfer")
@@ -73,15 +73,15 @@ class RemoteGrpc:
 
     async def check(self) -> None:
         request = service_pb2.ModelReadyRequest(name=self._model.name, version=self._version)
-        response = service_pb2.ModelReadyResponse.FromString(await self._ask("ModelReady", request))
+        response = service_pb2.ModelReadyResponse.FromString(await self._call("ModelReady", request))
         if not response.ready:
             metadata = service_pb2.ModelMetadataRequest(name=self._model.name, version=self._version)
-            await self._ask("ModelMetadata", metadata)  # raises if the model does not exist
+            await self._call("ModelMetadata", metadata)  # raises if the model does not exist
             raise unavailable(f"model '{self._model.name}' is not ready there")
 
     async def config(self) -> ModelConfig:
         request = service_pb2.ModelConfigRequest(name=self._model.name, version=self._version)
-        return service_pb2.ModelConfigResponse.FromString(await self._ask("ModelConfig", request)).config
+        return service_pb2.ModelConfigResponse.FromString(await self._call("ModelConfig", request)).config
 
     async def infer(
         self, request: InferRequest, seconds: float | None, deliver: Callable[[InferResponse], None]
@@ -105,8 +105,8 @@ class RemoteGrpc:
         if self._ending:
             await asyncio.wait(list(self._ending), timeout=UNLOAD_END_SECONDS)
         await self._channel.close()
-        if self._asking is not None:
-            await self._asking.close()
+        if self._check_channel is not None:
+            await self._check_channel.close()
 
     @property
     def _version(self) -> str:
@@ -147,11 +147,11 @@ class RemoteGrpc:
         if len(self._ending) > MOST_ENDING:
             next(iter(self._ending)).cancel()
 
-    async def _ask(self, method: str, request: Any) -> bytes:
+    async def _call(self, method: str, request: Any) -> bytes:
         """Call a method about the model other than inference. Raises errors with messages for the operator."""
         channel = self._channel
         if self._calls + len(self._ending) >= MANY_CALLS:
-            channel = self._asking = self._asking or self._open()
+            channel = self._check_channel = self._check_channel or self._open()
         call = channel.unary_unary(f"{SERVICE_PATH}{method}")
         broken = self._broken
         try:

@@ -410,7 +410,7 @@ class GrpcChannel(Connecting):
 
 _PREFIX: Final = 5
 #: Number of received bytes in a stream after which its window is updated.
-_TOLD: Final = frames.MAX_WINDOW // 2
+_WINDOW_UPDATE_BYTES: Final = frames.MAX_WINDOW // 2
 
 
 class StreamChannel(GrpcChannel):
@@ -463,7 +463,7 @@ class StreamChannel(GrpcChannel):
         super()._on_data(stream, flags, size, now)
         if stream in self._received_in:
             received = self._received_in[stream] + size
-            if received >= _TOLD:
+            if received >= _WINDOW_UPDATE_BYTES:
                 self._out.append(frames.window_update(stream, received))
                 received = 0
             self._received_in[stream] = received
