@@ -63,6 +63,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("core"):
-        marked = [item for item in items if item.get_closest_marker("extras")]
+        marked = [item for item in items if any(item.get_closest_marker(name) for name in ("extras", "long"))]
         config.hook.pytest_deselected(items=marked)
         items[:] = [item for item in items if item not in marked]
