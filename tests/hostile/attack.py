@@ -49,9 +49,9 @@ def attack(title: str, *, conch_only: bool = False) -> Callable[[Run], Run]:
 class Outcome:
     """The effect of an attack.
 
-    ``longest_wait`` is the longest wait of a health request (s), ``seconds`` the duration of the attack. ``peak`` and
-    ``kept`` are the growth of the server's resident memory (MiB): its maximum, and after the attack, with the
-    connections still open.
+    ``longest_wait`` is the longest wait of a health request (s), without waiting for a core, and ``seconds`` the
+    duration of the attack. ``peak`` and ``kept`` are the growth of the server's resident memory (MiB): its maximum, and
+    after the attack, with the connections still open.
     """
 
     longest_wait: float

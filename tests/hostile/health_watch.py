@@ -2,7 +2,9 @@
 
 ``python health_watch.py <address> <pid>`` runs until its standard input ends, and then prints the longest wait (s) and
 the server's maximum resident memory (bytes); :class:`HealthWatch` starts it. It imports only the standard library and
-psutil; as a separate process, it is not slowed down by the attack.
+psutil; as a separate process, it is not slowed down by the attack. A wait does not include the time in which the
+server's event loop, or this process, could run and other programs had the cores: the result is the same on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -65,13 +67,13 @@ def main(address: str, pid: int) -> None:
     connection = _connect(host, int(port))
     print("watching", flush=True)
     while not select.select([0], [], [], 0)[0]:
-        asked = monotonic()
+        sent, starved = monotonic(), _starved_seconds(pid)
         try:
             connection.sendall(_REQUEST)
             reply = connection.recv(4096)
         except OSError:
             reply = b""
-        longest = max(longest, monotonic() - asked)
+        longest = max(longest, monotonic() - sent - (_starved_seconds(pid) - starved))
         if not reply.startswith(b"HTTP/1.1 200"):
             # Closed, refused or timed out: counts as no response.
             longest = _PATIENCE
@@ -79,6 +81,18 @@ def main(address: str, pid: int) -> None:
         peak = max(peak, server.memory_info().rss)
         sleep(_PERIOD)
     print(longest, peak)
+
+
+def _starved_seconds(pid: int) -> float:
+    """Return how long the main threads of the process and of this one have waited for a core (s); 0 if unknown."""
+    nanoseconds = 0
+    for process in (str(pid), "self"):
+        try:
+            with open(f"/proc/{process}/schedstat") as file:
+                nanoseconds += int(file.read().split()[1])
+        except (OSError, IndexError):  # it has ended, or the kernel does not count
+            pass
+    return nanoseconds / 1e9
 
 
 def _connect(host: str, port: int) -> socket.socket:

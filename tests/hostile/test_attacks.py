@@ -14,8 +14,8 @@ from tests.conftest import Server
 from tests.hostile.attack import ATTACKS, Attack, measure
 from tests.hostile.servers import start
 
-#: Maximum wait of a health request (s). The goal is 0.1 on a quiet machine (``python -m tests.hostile`` measures it);
-#: this limit only detects a blocked server, on machines that do other work too.
+#: Maximum wait of a health request (s), without waiting for a core. The goal is 0.1 (``python -m tests.hostile``
+#: measures it); this limit only detects a blocked server, on machines that do other work too.
 STANDSTILL = 1.0
 #: Maximum growth of the server's memory (MiB).
 KEPT = 32.0
