@@ -31,19 +31,27 @@ _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The destination: a model of an inference server, or without ``model`` the web service of ``peers/web.py``."""
+    """The destination: a model of an inference server, or without ``model`` the web service of ``peers/web.py``.
+
+    With ``openai`` it is a model of any server of OpenAI's ``/v1/embeddings``.
+    """
 
     address: str
     model: str = ""
     input: str = "TEXT"
     output: str = "EMBEDDING"
+    openai: bool = False
 
     @property
     def path(self) -> str:
+        if self.openai:
+            return "/v1/embeddings"
         return f"/v2/models/{self.model}/infer" if self.model else "/embed"
 
     def content(self, text: str) -> tuple[dict[str, str], bytes]:
         """Return headers and body of a request for the embedding of ``text``; all tensors are binary."""
+        if self.openai:
+            return {"Content-Type": "application/json"}, json.dumps({"model": self.model, "input": text}).encode()
         if not self.model:
             return {"Content-Type": "application/json"}, json.dumps({"text": text}).encode()
         packed = pack_bytes([text.encode()])
@@ -69,6 +77,8 @@ class Target:
         with urllib.request.urlopen(request, timeout=60) as response:
             content = response.read()
             split = response.headers.get(_HEADER_LENGTH)
+        if self.openai:
+            return np.array(json.loads(content)["data"][0]["embedding"], np.float32)
         if not self.model:
             return np.array(json.loads(content)["embedding"], np.float32)
         return np.frombuffer(content[int(split) :], np.float32)

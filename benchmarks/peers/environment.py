@@ -1,6 +1,7 @@
-"""The environment of the peers: a virtual environment with a numpy older than 2, as the real Triton needs it.
+"""The environments of the peers, each a virtual environment.
 
-It has the versions of the libraries that conch runs with here, so that a ratio compares the servers.
+``peers`` has the versions of the libraries that conch runs with here, so that a ratio compares the servers, and a numpy
+older than 2, as the real Triton needs it. The other environments are those of peers that need older libraries.
 """
 
 from __future__ import annotations
@@ -18,42 +19,50 @@ from typing import Final
 
 from tests.oracle.install import ROOT, OracleUnavailable
 
-HOME: Final = ROOT / "peers"
-_STAMP: Final = HOME / "stamp"
+PEERS: Final = "peers"
 CONSTRAINTS: Final = ROOT.parent / "constraints-newest.txt"
 SHARED: Final = ("transformers", "tokenizers", "onnxruntime")
-PACKAGES: Final = ("numpy<2", "torch", "fastapi", "uvicorn", "uvloop", "httptools", "accelerate", "openai", "rich")
+PACKAGES: Final = {
+    PEERS: ("numpy<2", "torch", "fastapi", "uvicorn", "uvloop", "httptools", "accelerate", "openai", "rich"),
+    "sentence-transformers": ("sentence-transformers", "torch", "fastapi", "uvicorn", "uvloop", "httptools"),
+    "openvino": ("optimum-intel[openvino,nncf]", "sentence-transformers", "fastapi", "uvicorn", "uvloop", "httptools"),
+    "infinity": ("infinity-emb[server,torch,optimum]",),
+}
 
 
-def python() -> Path:
-    """The interpreter, made and filled on first use (200 MB to fetch, some minutes)."""
-    interpreter = HOME / "bin" / "python"
+def python(name: str = PEERS) -> Path:
+    """The interpreter of one of ``PACKAGES``, made and filled on first use (200 MB to fetch, some minutes)."""
+    home = ROOT / name
+    interpreter = home / "bin" / "python"
     ROOT.mkdir(exist_ok=True)
-    with locked(ROOT / "peers.lock"):
-        if not installed():
-            print(f"Installing the peers' environment into {HOME} ...", file=sys.stderr)
-            shutil.rmtree(HOME, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "venv", str(HOME)], check=True)
+    with locked(ROOT / f"{name}.lock"):
+        if not installed(name):
+            print(f"Installing the peers' environment into {home} ...", file=sys.stderr)
+            shutil.rmtree(home, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
             pip = [str(interpreter), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
-            filled = subprocess.run([*pip, "-c", str(CONSTRAINTS), *_wanted()], capture_output=True, text=True)
+            filled = subprocess.run([*pip, *_wanted(name)], capture_output=True, text=True)
             if filled.returncode:
                 raise OracleUnavailable(f"the peers' environment: {filled.stderr.strip()}")
-            _STAMP.write_text(_contents())
+            (home / "stamp").write_text(_contents(name))
     return interpreter
 
 
-def installed() -> bool:
+def installed(name: str = PEERS) -> bool:
     """Whether the environment is there already, with what conch runs with now."""
-    return _STAMP.exists() and _STAMP.read_text() == _contents()
+    stamp = ROOT / name / "stamp"
+    return stamp.exists() and stamp.read_text() == _contents(name)
 
 
-def _wanted() -> list[str]:
-    return [*PACKAGES, *map(_as_here, SHARED)]
+def _wanted(name: str) -> list[str]:
+    if name not in (PEERS, "sentence-transformers"):
+        return [*PACKAGES[name]]
+    return ["-c", str(CONSTRAINTS), *PACKAGES[name], *map(_as_here, SHARED)]
 
 
-def _contents() -> str:
+def _contents(name: str) -> str:
     """What identifies an environment: changes when another one must be made."""
-    return hashlib.sha256("\n".join([sys.version, *_wanted(), CONSTRAINTS.read_text()]).encode()).hexdigest()
+    return hashlib.sha256("\n".join([sys.version, *_wanted(name), CONSTRAINTS.read_text()]).encode()).hexdigest()
 
 
 @contextlib.contextmanager

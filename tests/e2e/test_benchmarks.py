@@ -21,6 +21,7 @@ from benchmarks.exporters import architectures
 from benchmarks.generation.columns import USUAL
 from benchmarks.layers import STAGES
 from benchmarks.peers import environment, llama
+from benchmarks.retrieval.columns import PEERS
 from tests.oracle import OracleUnavailable, install
 
 ROOT = Path(__file__).parents[2]
@@ -30,12 +31,13 @@ STARTED = {
     "__main__", "serving", "agreement", "layers", "huggingface", "direct", "offline", "inside", "generation.__main__",
     "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles", "queueing", "analyze_modes",
     "tutorial_story", "sequences", "features", "remote", "gguf_types", "grpc_servers",
+    "retrieval.__main__",
 }  # fmt: skip
 #: Needs a cluster, which takes long to start: tests/deploy/ray starts it on theirs.
 STARTED_ELSEWHERE = {"cluster"}
 STARTED_BY_THEM = {"load", "peers.padding", "peers.grpc_aio", "generation.client", "generation.alone"}
 #: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.
-PREPARING = {"peers.graph", "peers.llama", "peers.web", "generation.unpack"}
+PREPARING = {"peers.embeddings", "peers.graph", "peers.llama", "peers.web", "generation.unpack"}
 
 pytestmark = pytest.mark.timeout(900 if environment.installed() else 180)
 
@@ -179,6 +181,21 @@ def test_generation_asks_all_servers() -> None:
         assert answered == set(names) - ({"triton"} if "streams" in title else set()), title
     alone = rest[-1]
     assert number(alone[1][3]) > 0
+
+
+@pytest.mark.slow
+def test_retrieval_asks_all_servers_and_engines(tmp_path: Path) -> None:
+    peers = [name for name, place in PEERS.items() if environment.installed(place)]
+    options = ["--rounds", 1, "--seconds", 0.1, "--texts", 16, "--home", tmp_path]
+    servers, engines = tables(run("benchmarks.retrieval", "--quick", *options, "--peers", *peers))
+    assert servers[0][2 : 3 + len(peers)] == ["conch", *peers]
+    assert [row[0] for row in servers[1:]] == [
+        "16 tokens, 1 caller", "mixed, 1 caller", "mixed, 16 callers", "mixed, 64 callers",
+        "mixed, 1,024 dimensions, 16 callers",
+    ]  # fmt: skip
+    assert all(number(row[2]) > 0 for row in servers[1:])
+    assert len(engines) == 1 + 5
+    assert all(number(row[2]) > 0 and number(row[3]) > 0 for row in engines[1:])
 
 
 @pytest.mark.slow
