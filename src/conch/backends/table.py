@@ -36,8 +36,8 @@ class Backend:
 
     ``shared``: instances on one device are threads of one worker and share the weights; otherwise each instance has its
     own worker. ``prepares``: the worker decodes waiting requests and reports their lengths, and the server batches them
-    by length. ``on_request``: outputs that a response has only if the request names them. ``generates``: the worker
-    takes requests one by one into a batch that changes at every step.
+    by length. ``on_request``: outputs that a response has only if the request names them; None if another server knows
+    which these are. ``generates``: the worker takes requests one by one into a batch that changes at every step.
 
     ``request_parameters``: the allowed request parameters; None leaves them to the model, as in Triton. ``by_row``:
     ``generate`` takes several texts and returns a value for each, instead of one flat list as in Triton.
@@ -47,7 +47,7 @@ class Backend:
     parameters: str = ""
     shared: bool = False
     prepares: bool = False
-    on_request: frozenset[str] = frozenset()
+    on_request: frozenset[str] | None = frozenset()
     generates: bool = False
     request_parameters: RequestParameters | None = None
     by_row: bool = False
@@ -112,7 +112,7 @@ BACKENDS: Final[dict[str, Backend]] = {
         shared=True,
         request_parameters=_TRITONS,
     ),
-    "remote": Backend("", "conch.config.remote:PARAMETERS"),
+    "remote": Backend("", "conch.config.remote:PARAMETERS", on_request=None),
 }
 
 #: Advice for models of Triton backends that are not supported here, by backend name.

@@ -154,7 +154,10 @@ class Model:
         self.last_ended = 0
         self._labels = labels
         on_request = backend.on_request if backend is not None else frozenset[str]()
-        self._outputs = tuple(name for name in self.signature.outputs if name not in on_request)
+        #: The outputs of requests that name none; empty if another server chooses them.
+        self._outputs: tuple[str, ...] = ()
+        if on_request is not None:
+            self._outputs = tuple(name for name in self.signature.outputs if name not in on_request)
         self._reshaped = {spec.name: spec for spec in self.signature.outputs.values() if spec.reshape is not None}
         self._is_ensemble = config.HasField("ensemble_scheduling")
         self._idle = asyncio.Event()

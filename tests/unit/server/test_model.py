@@ -66,6 +66,13 @@ async def test_accepted_request_knows_its_version_and_all_outputs(model: Model, 
     assert model.in_flight == 1
 
 
+async def test_another_server_chooses_the_outputs_of_a_request_that_names_none(executor: FakeExecutor) -> None:
+    config = parse(CONFIG.replace('"python"', '"remote"'), "x")
+    model = Model(config, 1, executor, ModelStatistics("m", 1), {})
+    model.infer(make(Answers()))
+    assert executor.requests[0].outputs == ()
+
+
 async def test_reshaped_output_gets_the_shape_that_clients_know(model: Model, executor: FakeExecutor) -> None:
     answers = Answers()
     model.infer(make(answers))

@@ -392,8 +392,12 @@ class RemoteExecutor(Executor):
         request.responded = True
         if self._watch is not None and response.error is None:
             outputs = [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in response.outputs]
+            named = bool(request.outputs)
+            requested = frozenset(request.outputs) if named else self._watch.declared.keys()
             rows = request.batch_size if self._watch.batches and not self._decoupled else None
-            self._watch.check(outputs, frozenset(request.outputs), not self._decoupled, rows)
+            self._watch.check(outputs, requested, named and not self._decoupled, rows)
+            if not named:
+                response.outputs = [tensor for tensor in response.outputs if tensor.name in requested]
         if self._decoupled:
             self._statistics.record_sent(request, response)
         if response.final:

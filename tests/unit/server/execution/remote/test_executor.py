@@ -68,6 +68,18 @@ async def test_an_output_of_another_shape_is_reported_once(
     assert [warning in told for told in bench.warnings] == [True] * bool(warning)
 
 
+async def test_outputs_of_a_request_that_names_none_are_chosen_by_the_server() -> None:
+    bench = RemoteBench(A)
+    await bench.executor.start()
+    sent = bench.send()
+    call = await bench.servers[A].next()
+    assert call.request.outputs == ()
+    call.answer()
+    await sent.ended.wait()
+    assert [tensor.name for tensor in sent.responses[0].outputs] == ["y"]
+    assert not bench.warnings
+
+
 async def test_without_a_ready_server_a_request_is_refused_at_once_with_the_reason() -> None:
     bench = RemoteBench(A)
     bench.fails(A, unavailable("it has no model 'm'"))
