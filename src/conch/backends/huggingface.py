@@ -28,6 +28,13 @@ TASK_PARAMETERS: Final = (
         "`feature-extraction`, `text-ranking`: the prompt that is put before each text, or before the query",
     ),
     Parameter(
+        "token_ids",
+        "`own`, `refuse`, or the path of a `tokenizer.json`",
+        "`own`",
+        "embedding, classification and ranking of texts: the tokenizer of the token ids that clients send in place of "
+        "texts; `refuse` takes only texts",
+    ),
+    Parameter(
         "function_to_apply",
         "`sigmoid`, `softmax`, `none`",
         "the checkpoint's",

@@ -75,7 +75,7 @@ BACKENDS: Final[dict[str, Backend]] = {
         "conch.backends.huggingface:PARAMETERS",
         shared=True,
         prepares=True,
-        on_request=frozenset({"logits", "num_input_tokens", "tokens"}),
+        on_request=frozenset({"last_hidden_state", "logits", "num_input_tokens", "tokens"}),
         request_parameters=RequestParameters(text_parameters.NAMES),
         by_row=True,
     ),
@@ -129,9 +129,9 @@ WAYS_OUT: Final[dict[str, str]] = {
 _GENERATION: Final = replace(
     BACKENDS["huggingface"],
     prepares=False,
-    on_request=frozenset(),
+    on_request=frozenset({"tokens"}),
     generates=True,
-    request_parameters=_SAMPLING,
+    request_parameters=RequestParameters(_SAMPLING.names | {text_parameters.ADD_SPECIAL_TOKENS}),
 )
 
 

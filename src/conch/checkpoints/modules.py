@@ -175,6 +175,11 @@ class EmbeddingModel:
         Raises INVALID_ARG for files that are missing or wrong, UNSUPPORTED for a module that is not served, by name.
         """
         settings = checkpoint.json(SETTINGS) or {}
+        if not checkpoint.modules() and checkpoint.config.get("model_type") == "model2vec":
+            raise unsupported(
+                f"'{checkpoint.source}' is a Model2Vec folder without modules.json: save it with a newer model2vec, or "
+                "with StaticEmbedding.from_model2vec of sentence-transformers"
+            )
         family = family_of(checkpoint)
         if family not in (DENSE, SPARSE, MULTI_VECTOR):
             raise unsupported(f"'{checkpoint.source}' is a {family} of sentence-transformers, which embeds no text")

@@ -26,6 +26,7 @@ from conch.backends.generation.options import ServingOptions
 from conch.backends.generation.sampling import Defaults, Limits, SamplingOverrides, read_document, refuse_unsupported
 from conch.backends.generation.service import ResponseBuilder
 from conch.backends.tasks.task import TaskDescription, complete_config
+from conch.backends.tasks.tokens import TOKEN_IDS, TOKENS, TokenDocuments
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
@@ -37,6 +38,7 @@ from conch.core.inference import TensorSpec
 from conch.core.sampling import TEXT_GENERATION
 from conch.core.sampling.parameters import PARAMETERS, SamplingParameter, SamplingParams
 from conch.core.sampling.structures import parsed
+from conch.core.text_parameters import ADD_SPECIAL_TOKENS, SKIP_SPECIAL_TOKENS
 from conch.machine.facts import openmp, usable_cores
 from conch.wire.output.formats import INCLUDE_MARKS, UNKNOWN, OutputFormat, recognise
 from conch.workers.child.channel import Channel, Header
@@ -249,20 +251,19 @@ class TextResponseBuilder(ResponseBuilder):
         return described
 
 
-class PromptLength(ResponseBuilder):
-    """Builds the response to a request that is only tokenized: the number of its tokens and an empty text."""
+class ImmediateResponse(ResponseBuilder):
+    """Builds the response of a request that needs no engine: its ``result``."""
 
     prompts = ()
 
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
+    def __init__(self, result: Result) -> None:
+        self._result = result
 
     def add(self, index: int, progress: Progress) -> str:
         raise NotImplementedError  # there is no completion
 
     def responses(self, final: bool) -> Sequence[Result]:
-        counted = np.array([self._tokens], np.uint32)
-        return (Result({"text_output": _strings([""]), "num_input_tokens": counted}),)
+        return (self._result,)
 
 
 def _strings(texts: list[str]) -> Strings:
@@ -301,6 +302,7 @@ INPUTS: Final = (
     TensorSpec("pad_id", "INT32", (1,), optional=True),
     *map(_input_of, _WORDS),
     *(TensorSpec(name, "BOOL", (1,), optional=True) for name in _RETURN_FLAGS),
+    TOKEN_IDS,
 )
 OUTPUTS: Final = (
     TensorSpec("text_output", "BYTES", (-1,)),
@@ -313,6 +315,7 @@ OUTPUTS: Final = (
     TensorSpec("num_output_tokens", "UINT32", (-1,)),
     TensorSpec("num_cached_tokens", "UINT32", (1,)),
     TensorSpec("token_ids", "INT32", (-1,)),
+    TOKENS,
 )
 
 
@@ -339,6 +342,10 @@ class TextInterface:
 
     def response_builder(self, request: Request) -> ResponseBuilder:
         """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
+        if TOKENS.name in request.outputs:
+            return ImmediateResponse(self._tokens(request))
+        for name in {TOKEN_IDS.name} & request.inputs.keys() | {ADD_SPECIAL_TOKENS} & request.parameters.keys():
+            raise invalid(f"'{name}' applies only to the output '{TOKENS.name}'", name)
         overrides = _overrides(request)
         stream = bool(request.option("stream", False))
         if stream and not self.decoupled:
@@ -346,7 +353,8 @@ class TextInterface:
         # A structure makes calls of tools that the model is not told about possible.
         text, prompt = self._prompt(request, optional_tools="structured_outputs" in overrides.values)
         if request.option("tokenize_only", False):
-            return PromptLength(len(prompt))
+            counted = np.array([len(prompt)], np.uint32)
+            return ImmediateResponse(Result({"text_output": _strings([""]), "num_input_tokens": counted}))
         chat = "messages" in request.inputs
         exclude = request.option("exclude_input_in_output", stream or chat)
         if stream and not exclude:
@@ -376,10 +384,37 @@ class TextInterface:
         opened = self.output_format.reasoning[:1]
         return opened[0] if opened and prompt.rstrip().endswith(opened) else ""
 
-    def _prompt(self, request: Request, *, optional_tools: bool) -> tuple[str, list[int]]:
-        """Return the prompt as text and as token ids. Raises INVALID_ARG if it is missing or empty.
+    def _tokens(self, request: Request) -> Result:
+        """Return the tokens of the prompt of a request, or the text of its token ids."""
+        others = request.outputs - {TOKENS.name}
+        if others:
+            raise invalid(f"output '{TOKENS.name}' cannot be requested together with '{min(others)}'")
+        documents = TokenDocuments(self.tokenizer, self.limits.remaining(0))
+        if TOKEN_IDS.name in request.inputs:
+            skip = bool(request.parameters.get(SKIP_SPECIAL_TOKENS, True))
+            rows = documents.of_ids(documents.ids(request), skip_special=skip)
+        else:
+            text, chat = self._text(request, optional_tools=False)
+            rows = documents.of_texts([text], special=bool(request.parameters.get(ADD_SPECIAL_TOKENS, not chat)))
+        return documents.result(rows, (len(rows),))
 
-        ``optional_tools``: a template that has no place for tools is rendered without them.
+    def _prompt(self, request: Request, *, optional_tools: bool) -> tuple[str, list[int]]:
+        """Return the prompt as text and as token ids. Raises INVALID_ARG if it is missing or empty."""
+        text, chat = self._text(request, optional_tools=optional_tools)
+        prompt = self.tokenizer.encode(text, special_tokens=not chat)
+        if not prompt and chat:
+            raise invalid(
+                "the chat template makes an empty text of 'messages': there is nothing to continue", "messages"
+            )
+        if not prompt:
+            raise invalid("'text_input' is empty: there is nothing to continue", "text_input")
+        return text, prompt
+
+    def _text(self, request: Request, *, optional_tools: bool) -> tuple[str, bool]:
+        """Return the prompt as text, and whether it is a conversation, whose text has its special tokens.
+
+        ``optional_tools``: a template that has no place for tools is rendered without them. Raises INVALID_ARG if the
+        prompt is missing.
         """
         text = request.option("text_input")
         messages = request.option("messages")
@@ -389,10 +424,7 @@ class TextInterface:
                 "messages",
             )
         if text is not None:
-            prompt = self.tokenizer.encode(text)
-            if not prompt:
-                raise invalid("'text_input' is empty: there is nothing to continue", "text_input")
-            return text, prompt
+            return text, False
         variables = _document(request, "chat_template_kwargs", dict) or {}
         taken = {"self", "messages", "tools", "optional_tools"} & set(variables)
         if taken:
@@ -403,12 +435,7 @@ class TextInterface:
             optional_tools=optional_tools,
             **variables,
         )
-        prompt = self.tokenizer.encode(conversation, special_tokens=False)
-        if not prompt:
-            raise invalid(
-                "the chat template makes an empty text of 'messages': there is nothing to continue", "messages"
-            )
-        return conversation, prompt
+        return conversation, True
 
     def _sampling(
         self, overrides: SamplingOverrides, prompt: list[int], chat: bool

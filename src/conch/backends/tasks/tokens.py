@@ -1,4 +1,4 @@
-"""What tasks with a text input offer besides their own outputs: token ids in place of texts, tokens, and token counts.
+"""What models with a text input offer besides their own outputs: token ids in place of texts, tokens, and token counts.
 
 ``token_ids`` INT32 ``[-1]``, padded at the end with -1, replaces ``text_input``, which must be present and is ignored.
 Ids are decoded, and the text is encoded as any other. ``tokens`` is one JSON document per row: ``ids``, ``tokens`` (as
@@ -12,14 +12,16 @@ The tasks follow the request parameters ``truncation`` (``refuse``, or the side 
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from conch.backends.base.arrays import Request, Result, Strings
 from conch.backends.tasks.task import PreparedRequest, Task, TaskDescription
 from conch.checkpoints.folder import Checkpoint
-from conch.core.errors import invalid, unsupported
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, refused
+from conch.core.errors import invalid, one_line, unsupported
 from conch.core.inference import TensorSpec
 from conch.core.tensors import WireTensor, pack_bytes
 from conch.core.text_parameters import (
@@ -29,6 +31,7 @@ from conch.core.text_parameters import (
     SKIP_SPECIAL_TOKENS,
     TRUNCATION,
 )
+from conch.machine import extras
 
 TEXT: Final = "text_input"
 TOKEN_IDS: Final = TensorSpec("token_ids", "INT32", (-1,), optional=True)
@@ -37,6 +40,9 @@ COUNT: Final = TensorSpec("num_input_tokens", "UINT32", (1,))
 #: The tasks that offer them.
 TASKS: Final = frozenset({"feature-extraction", "text-classification", "text-ranking"})
 _NO_TOKEN: Final = -1
+#: The parameter that names the tokenizer of token ids in place of texts.
+_SENDERS: Final = "token_ids"
+_OWN: Final = "own"
 
 
 def with_tokens(checkpoint: Checkpoint, task: TaskDescription) -> TaskDescription:
@@ -58,16 +64,79 @@ class TokenizedRequest(PreparedRequest):
         self.result = result
 
 
+class TokenDocuments(NamedTuple):
+    """Makes the output ``tokens``; ``max_length`` is the maximum number of tokens of a text."""
+
+    tokenizer: TextTokenizer
+    max_length: int
+
+    def ids(self, request: Request, senders: Any = None) -> list[list[int]]:
+        """Return the token ids of each row, of the model's tokenizer or of that of the senders.
+
+        Raises INVALID_ARG for ids that its vocabulary does not have.
+        """
+        array = request.array(TOKEN_IDS.name)
+        rows = [[id for id in row if id != _NO_TOKEN] for row in array.reshape(-1, array.shape[-1]).tolist()]
+        size = self.tokenizer.vocabulary if senders is None else senders.get_vocab_size()
+        owner = "the model's own tokenizer" if senders is None else f"the tokenizer of parameter '{_SENDERS}'"
+        for index, row in enumerate(rows):
+            if not row:
+                raise invalid(f"input '{TOKEN_IDS.name}' has no token in row {index}")
+            unknown = next((id for id in row if not 0 <= id < size), None)
+            if unknown is not None:
+                raise invalid(
+                    f"input '{TOKEN_IDS.name}' has the id {unknown} in row {index}, and the vocabulary ends at "
+                    f"{size - 1}: the ids must come from {owner}; send texts instead"
+                )
+        return rows
+
+    def of_texts(self, texts: Sequence[str], *, special: bool) -> list[dict[str, Any]]:
+        """Return the tokens of each text, with the special tokens of the model if ``special`` is true.
+
+        Raises UNSUPPORTED for a tokenizer in Python, INVALID_ARG for a text that cannot be tokenised.
+        """
+        fast = self.tokenizer.fast
+        if fast is None:
+            raise unsupported("the model's tokenizer is written in Python and does not give the places of its tokens")
+        try:
+            encodings = fast.encode_batch(texts, add_special_tokens=special)
+        except BaseException as error:
+            raise refused(error, f"input '{TEXT}'") from None
+        return [
+            {
+                "ids": encoding.ids,
+                "tokens": encoding.tokens,
+                "texts": [text[start:stop] for start, stop in encoding.offsets],
+                "special": encoding.special_tokens_mask,
+                "starts": [start for start, _ in encoding.offsets],
+                "stops": [stop for _, stop in encoding.offsets],
+            }
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
+
+    def of_ids(self, rows: Sequence[list[int]], *, skip_special: bool) -> list[dict[str, Any]]:
+        """Return the text of the token ids of each row."""
+        return [{"ids": row, "decoded": self.tokenizer.decode(row, skip_special_tokens=skip_special)} for row in rows]
+
+    def result(self, rows: Sequence[Mapping[str, Any]], shape: tuple[int, ...]) -> Result:
+        """Return the output ``tokens``."""
+        documents = [json.dumps({**row, "max_length": self.max_length}) for row in rows]
+        return Result({TOKENS.name: Strings(shape, documents)})
+
+
 class TextPreparation:
     """Prepares the requests of a task with the options of this module."""
 
     def __init__(self, checkpoint: Checkpoint, task: Task) -> None:
         self._checkpoint = checkpoint
         self._task = task
+        #: The tokenizer of token ids in place of texts; None is the model's own.
+        self._senders = _open_senders(checkpoint)
 
     def prepare(self, request: Request) -> PreparedRequest:
         """Decode token ids, tokenise for ``tokens``, or let the task prepare the request; raises INVALID_ARG."""
-        ids = self._ids(request) if TOKEN_IDS.name in request.inputs else None
+        documents = TokenDocuments(self._task.tokenizer, self._max_length)
+        has_ids = TOKEN_IDS.name in request.inputs
         if TOKENS.name in request.outputs:
             others = request.outputs - {TOKENS.name, COUNT.name}
             if others:
@@ -75,9 +144,18 @@ class TextPreparation:
                     f"output '{TOKENS.name}' cannot be requested together with '{min(others)}': it is given without "
                     "running the network; send two requests"
                 )
-            return TokenizedRequest(request, self._tokenized(request, ids))
-        if ids is not None:
-            texts = [self._task.tokenizer.decode(row).encode("utf-8", "replace") for row in ids]
+            return TokenizedRequest(
+                request, _tokenized(documents, request, documents.ids(request) if has_ids else None)
+            )
+        if has_ids:
+            if self._checkpoint.options.text("token_ids") == REFUSE:
+                raise invalid(
+                    f"input '{TOKEN_IDS.name}' is refused, because parameter '{_SENDERS}' of the model is '{REFUSE}': "
+                    "send texts (LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
+                )
+            ids = documents.ids(request, self._senders)
+            decode = self._task.tokenizer.decode if self._senders is None else self._senders.decode
+            texts = [decode(row).encode("utf-8", "replace") for row in ids]
             request.inputs[TEXT] = WireTensor(TEXT, "BYTES", (len(texts), 1), pack_bytes(texts))
         prepared = self._task.prepare(request)
         self._check_truncation(request, prepared)
@@ -94,48 +172,6 @@ class TextPreparation:
         """The maximum number of tokens of a text, with that of the folder of a module."""
         return int(self._task.limits.get("max_length", self._checkpoint.max_length))
 
-    def _ids(self, request: Request) -> list[list[int]]:
-        """Return the token ids of each row. Raises INVALID_ARG for ids that the vocabulary does not have."""
-        rows = [[id for id in row if id != _NO_TOKEN] for row in request.array(TOKEN_IDS.name).tolist()]
-        size = self._task.tokenizer.vocabulary
-        for index, row in enumerate(rows):
-            if not row:
-                raise invalid(f"input '{TOKEN_IDS.name}' has no token in row {index}")
-            unknown = next((id for id in row if not 0 <= id < size), None)
-            if unknown is not None:
-                raise invalid(
-                    f"input '{TOKEN_IDS.name}' has the id {unknown} in row {index}, and the model's vocabulary ends at "
-                    f"{size - 1}: the ids must come from the model's own tokenizer; send texts instead"
-                )
-        return rows
-
-    def _tokenized(self, request: Request, ids: list[list[int]] | None) -> Result:
-        special = bool(request.parameters.get(ADD_SPECIAL_TOKENS, True))
-        if ids is None:
-            rows = [self._tokens(text, special) for text in request.texts(TEXT)]
-        else:
-            skip, decode = bool(request.parameters.get(SKIP_SPECIAL_TOKENS, True)), self._task.tokenizer.decode
-            rows = [{"ids": row, "decoded": decode(row, skip_special_tokens=skip)} for row in ids]
-        documents = [json.dumps({**row, "max_length": self._max_length}) for row in rows]
-        result = Result({TOKENS.name: Strings((len(documents), 1), documents)})
-        if COUNT.name in request.outputs:
-            result.outputs[COUNT.name] = np.array([[len(row["ids"])] for row in rows], np.uint32)
-        return result
-
-    def _tokens(self, text: str, special: bool) -> dict[str, Any]:
-        tokenizer = self._task.tokenizer
-        if tokenizer.fast is None:
-            raise unsupported(f"the tokenizer of '{self._checkpoint.source}' does not give the places of its tokens")
-        encoding = tokenizer.fast.encode(text, add_special_tokens=special)
-        return {
-            "ids": encoding.ids,
-            "tokens": encoding.tokens,
-            "texts": [text[start:stop] for start, stop in encoding.offsets],
-            "special": encoding.special_tokens_mask,
-            "starts": [start for start, _ in encoding.offsets],
-            "stops": [stop for _, stop in encoding.offsets],
-        }
-
     def _check_truncation(self, request: Request, prepared: PreparedRequest) -> None:
         """Raise INVALID_ARG if a text was truncated that must not be, UNSUPPORTED for a limit of second texts."""
         parameters, truncated = request.parameters, getattr(prepared, "truncated", 0)
@@ -144,3 +180,33 @@ class TextPreparation:
             raise unsupported(f"this model truncates pairs to {limit} tokens, and not their second text to {pair}")
         if truncated and parameters.get(TRUNCATION) == REFUSE:
             raise invalid(f"{truncated} texts have more tokens than the model takes")
+
+
+def _open_senders(checkpoint: Checkpoint) -> Any:
+    """Open the tokenizer of the clients that the parameter ``token_ids`` names; None for the model's own, or none.
+
+    Raises INVALID_ARG for a file that is missing or cannot be read.
+    """
+    named = checkpoint.options.text("token_ids") or _OWN
+    if named in (_OWN, REFUSE):
+        return None
+    path = checkpoint.named_path(_SENDERS, named)
+    extras.require(str(path), "tokenizers", extra=checkpoint.extra)
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise invalid(f"parameter '{_SENDERS}' names {path}, which cannot be read: {one_line(error)}") from None
+
+
+def _tokenized(documents: TokenDocuments, request: Request, ids: list[list[int]] | None) -> Result:
+    parameters = request.parameters
+    if ids is None:
+        rows = documents.of_texts(request.texts(TEXT), special=bool(parameters.get(ADD_SPECIAL_TOKENS, True)))
+    else:
+        rows = documents.of_ids(ids, skip_special=bool(parameters.get(SKIP_SPECIAL_TOKENS, True)))
+    result = documents.result(rows, (len(rows), 1))
+    if COUNT.name in request.outputs:
+        result.outputs[COUNT.name] = np.array([[len(row["ids"])] for row in rows], np.uint32)
+    return result

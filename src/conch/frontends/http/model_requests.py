@@ -148,6 +148,17 @@ class ModelRequests:
         self._limit = server.settings.http_max_input_size
         self._tasks = BackgroundTasks(refuse)
 
+    def find_model(self, name: str) -> Model:
+        """Return the model with a name, or with a LoRA adapter of that name. Raises NOT_FOUND or UNAVAILABLE."""
+        try:
+            return self._server.model(name)
+        except ConchError as missing:
+            absent = missing.code is Code.NOT_FOUND or isinstance(missing, LoadNeeded)
+            parent = self._server.adapters().get(name) if absent else None
+            if parent is None:
+                raise
+            return self._server.model(parent)
+
     def start(self, exchange: HttpExchange, translation: Translation) -> None:
         """Decode the body of an exchange and start its requests."""
         self._tasks.start(exchange, self._run(exchange, translation), cancel_on_disconnect=True)

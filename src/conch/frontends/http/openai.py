@@ -11,7 +11,7 @@ from dataclasses import replace
 from time import time
 from typing import Final
 
-from conch.core.errors import Code, ConchError, not_found
+from conch.core.errors import ConchError, not_found
 from conch.core.inference import InferResponse
 from conch.core.tensors import WireTensor
 from conch.frontends.http.exchange import JSON, HttpExchange
@@ -22,7 +22,6 @@ from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
 from conch.server.core import InferenceServer
 from conch.server.model import Model
-from conch.server.models.on_demand import LoadNeeded
 from conch.wire.openai.models import list_body, model_body
 from conch.wire.openai.response import ChoiceDelta, ResponsePlan, read_response
 from conch.wire.retrieval.models import kinds
@@ -135,17 +134,6 @@ class OpenAi:
         """Handle ``POST /v1/messages/count_tokens`` of Anthropic."""
         self._start(exchange, "message_count")
 
-    def find_model(self, name: str) -> Model:
-        """Return the model with a name, or with a LoRA adapter of that name. Raises NOT_FOUND or UNAVAILABLE."""
-        try:
-            return self._server.model(name)
-        except ConchError as missing:
-            absent = missing.code is Code.NOT_FOUND or isinstance(missing, LoadNeeded)
-            parent = self._server.adapters().get(name) if absent else None
-            if parent is None:
-                raise
-            return self._server.model(parent)
-
     def _is_usable(self, name: str) -> bool:
         """Whether an endpoint can use the model; True for a model whose signature is unknown until it is loaded."""
         if not self._server.model_ready(name):
@@ -154,7 +142,7 @@ class OpenAi:
         return signature is None or bool(kinds(signature))
 
     def _start(self, exchange: HttpExchange, endpoint: str) -> None:
-        self.requests.start(exchange, Translation(work.openai, (endpoint,), self.find_model, self._responder))
+        self.requests.start(exchange, Translation(work.openai, (endpoint,), self.requests.find_model, self._responder))
 
     def _responder(
         self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]

@@ -67,7 +67,7 @@ class Responses:
                 raise ApiError(message, "previous_response_id", reason="previous_response_not_found")
             return entry
 
-        translation = Translation(work.responses, (find_response,), self._openai.find_model, self._responder)
+        translation = Translation(work.responses, (find_response,), self._openai.requests.find_model, self._responder)
         self._openai.requests.start(exchange, translation)
 
     def retrieve(self, exchange: HttpExchange, id: str) -> None:

@@ -103,7 +103,9 @@ class Retrieval:
         endpoint, name = chosen
         own = ENDPOINTS[endpoint]
         exchange.dialect = DIALECTS[own.api]
-        return self._server.model(name, version) if name else self._only_model(own.kinds, own.other_kinds)
+        if not name:
+            return self._only_model(own.kinds, own.other_kinds)
+        return self._requests.find_model(name) if version == -1 else self._server.model(name, version)
 
     def _only_model(self, accepted: Sequence[Kind], others: Sequence[Kind] = ()) -> Model:
         """Return the only model of one of the ``accepted`` kinds, or else of ``others``, for requests that name none.

@@ -55,7 +55,9 @@ ENDPOINTS: Final[Mapping[str, RetrievalEndpoint]] = {
     "vllm_detokenize": RetrievalEndpoint(OPENAI, (Kind.TOKENIZER,), vllm.read_detokenize),
     "tei_embed": RetrievalEndpoint(TEI, (Kind.DENSE,), tei.read_embed),
     "tei_embed_sparse": RetrievalEndpoint(TEI, (Kind.SPARSE,), tei.read_embed_sparse),
-    "tei_embed_all": RetrievalEndpoint(TEI, (Kind.MULTI_VECTOR,), tei.read_embed_all),
+    "tei_embed_all": RetrievalEndpoint(
+        TEI, (Kind.MULTI_VECTOR,), tei.read_embed_all, other_kinds=(Kind.TOKEN_VECTORS,)
+    ),
     "tei_rerank": RetrievalEndpoint(TEI, (Kind.RANKER,), tei.read_rerank),
     "tei_predict": RetrievalEndpoint(TEI, (Kind.CLASSIFIER,), tei.read_predict),
     "tei_similarity": RetrievalEndpoint(TEI, (Kind.DENSE,), tei.read_similarity),

@@ -249,7 +249,7 @@ def _takes(signature: ModelSignature, name: str, options: TextOptions) -> bool:
 
 def counted(signature: ModelSignature, *outputs: str) -> tuple[str, ...]:
     """Return ``outputs`` and, if the model has it, the one that counts tokens."""
-    return (*outputs, COUNT) if COUNT in signature.outputs else outputs
+    return tuple(dict.fromkeys([*outputs, COUNT])) if COUNT in signature.outputs else outputs
 
 
 def _texts_tensor(signature: ModelSignature, name: str, texts: Sequence[str]) -> WireTensor:

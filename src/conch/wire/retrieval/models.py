@@ -20,6 +20,8 @@ VALUES: Final = "sparse_values"
 #: Multi-vectors: the vectors of each text, padded to the longest one, and their number.
 VECTORS: Final = "token_embeddings"
 VECTOR_COUNT: Final = "num_vectors"
+#: The output of the network for each token, padded to the longest text, of models that embed texts as one vector each.
+HIDDEN_STATE: Final = "last_hidden_state"
 #: The output with the tokens of each row, as JSON.
 TOKENS: Final = "tokens"
 #: The output with the number of tokens of each row.
@@ -34,14 +36,18 @@ class Kind(Enum):
     MULTI_VECTOR = "embeds texts as several vectors each"
     RANKER = "scores pairs of texts"
     CLASSIFIER = "classifies texts"
+    TOKEN_VECTORS = "gives a vector for each token"
     TOKENIZER = "shows the tokens of texts"
     GENERATOR = "generates text"
 
 
 def kinds(signature: ModelSignature) -> list[Kind]:
     """Return the kinds of a model, the main one first; none if no route but the Triton ones serves it."""
+    found = _main_kind(signature)
+    if Kind.DENSE in found and {HIDDEN_STATE, COUNT} <= signature.outputs.keys():
+        found = [*found, Kind.TOKEN_VECTORS]
     tokenizes = TOKENS in signature.outputs and PROMPT in signature.inputs
-    return [*_main_kind(signature), *([Kind.TOKENIZER] if tokenizes else [])]
+    return [*found, Kind.TOKENIZER] if tokenizes else found
 
 
 def _main_kind(signature: ModelSignature) -> list[Kind]:
@@ -69,7 +75,8 @@ def _is_score(signature: ModelSignature) -> bool:
 #: The routes of each kind, in the API of TEI and in the others.
 TEI_ROUTES: Final = {
     Kind.DENSE: "/embed", Kind.SPARSE: "/embed_sparse", Kind.MULTI_VECTOR: "/embed_all", Kind.RANKER: "/rerank",
-    Kind.CLASSIFIER: "/predict", Kind.TOKENIZER: "/tokenize", Kind.GENERATOR: "/v1/chat/completions",
+    Kind.CLASSIFIER: "/predict", Kind.TOKEN_VECTORS: "/embed_all", Kind.TOKENIZER: "/tokenize",
+    Kind.GENERATOR: "/v1/chat/completions",
 }  # fmt: skip
 ROUTES: Final = {
     **TEI_ROUTES, Kind.DENSE: "/v1/embeddings", Kind.MULTI_VECTOR: "/pooling", Kind.CLASSIFIER: "/classify",
@@ -97,6 +104,11 @@ def require(signature: ModelSignature, accepted: tuple[Kind, ...], routes: dict[
         "model",
         code=Code.UNSUPPORTED,
     )
+
+
+def vectors_outputs(signature: ModelSignature) -> tuple[str, str]:
+    """Return the names of the output with several vectors per text, padded, and of the output with their number."""
+    return (VECTORS, VECTOR_COUNT) if VECTORS in signature.outputs else (HIDDEN_STATE, COUNT)
 
 
 def vector_output(signature: ModelSignature) -> str:

@@ -82,9 +82,8 @@ def max_sim(query: Array, document: Array) -> float:
     return float((query @ document.T).max(1).sum()) if len(query) and len(document) else 0.0
 
 
-def multi_vectors(results: Results) -> list[Array]:
-    """Return the vectors of each text, FP32 ``[vectors, size]`` without padding."""
-    counts = results.numbers(VECTOR_COUNT)[:, 0]
-    size = results.last_dimension(VECTORS)
-    rows = zip(results.ragged(VECTORS), counts, strict=True)
+def multi_vectors(results: Results, vectors: str = VECTORS, counted_by: str = VECTOR_COUNT) -> list[Array]:
+    """Return the vectors of each text, FP32 ``[vectors, size]`` without padding, from the outputs with these names."""
+    size = results.last_dimension(vectors)
+    rows = zip(results.ragged(vectors), results.numbers(counted_by)[:, 0], strict=True)
     return [row.reshape(-1, size)[: int(count)] for row, count in rows]

@@ -36,12 +36,11 @@ from conch.wire.retrieval.models import (
     TEI_ROUTES,
     TOKENS,
     VALUES,
-    VECTOR_COUNT,
-    VECTORS,
     Kind,
     kinds,
     require,
     vector_output,
+    vectors_outputs,
 )
 from conch.wire.retrieval.openai import check_dimensions
 from conch.wire.retrieval.pairs import cosines, multi_vectors, pair_inputs
@@ -54,10 +53,16 @@ FUNCTION: Final = "function_to_apply"
 
 
 def _read_options(fields: Fields) -> TextOptions:
-    """Take the members on prompts and truncation; without ``truncate``, the model decides about long texts."""
+    """Take the members on prompts and truncation; without ``truncate``, the model decides about long texts.
+
+    The prompts ``query`` and ``document`` also select the modules and limits of a model for that task.
+    """
     name = fields.text(PROMPT_NAME)
-    options = TextOptions(prompt_name=name, members={PROMPT_NAME: fields.name(PROMPT_NAME)} if name is not None else {})
-    return _truncated(fields, options)
+    if name is None:
+        return _truncated(fields, TextOptions())
+    members = {PROMPT_NAME: fields.name(PROMPT_NAME)}
+    task = name if name in ("query", "document") else None
+    return _truncated(fields, TextOptions(prompt_name=name, task=task, members=members))
 
 
 def _truncated(fields: Fields, options: TextOptions) -> TextOptions:
@@ -136,15 +141,14 @@ class EmbedAllPlan(RetrievalPlan):
     """The vectors of each text."""
 
     def body(self, model: str, results: Results) -> bytes:
-        return document(multi_vectors(results))
+        return document(multi_vectors(results, *self.outputs))
 
 
 def read_embed_all(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read a request to ``/embed_all``."""
-    inputs, rows, options = _read_inputs(fields, signature, VECTORS)
-    return DecodedRequest(
-        EmbedAllPlan(rows=rows, outputs=(VECTORS, VECTOR_COUNT), parameters=options.parameters), inputs
-    )
+    outputs = vectors_outputs(signature)
+    inputs, rows, options = _read_inputs(fields, signature, outputs[0])
+    return DecodedRequest(EmbedAllPlan(rows=rows, outputs=outputs, parameters=options.parameters), inputs)
 
 
 def _read_inputs(

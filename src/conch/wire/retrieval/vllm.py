@@ -13,8 +13,12 @@ import orjson
 from conch.core.errors import internal
 from conch.core.inference import ModelSignature
 from conch.core.tensors import WireTensor
+from conch.wire.openai.chat import TEMPLATE_VALUES, read_messages
+from conch.wire.openai.inputs import text_tensor
+from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.sampling import IGNORED
+from conch.wire.openai.tool_calls import read_tools
 from conch.wire.retrieval.inputs import (
     MAX_TEXTS,
     MAX_TOKEN,
@@ -27,15 +31,16 @@ from conch.wire.retrieval.inputs import (
     text_inputs,
 )
 from conch.wire.retrieval.models import (
+    HIDDEN_STATE,
     LABEL,
     LOGITS,
     SCORE,
     TOKENS,
-    VECTOR_COUNT,
     VECTORS,
     Kind,
     kinds,
     vector_output,
+    vectors_outputs,
 )
 from conch.wire.retrieval.openai import check_dimensions, read_options, truncated, usage
 from conch.wire.retrieval.pairs import multi_vectors, pair_inputs, pair_scores
@@ -174,8 +179,8 @@ class PoolingPlan(RetrievalPlan):
 
     def body(self, model: str, results: Results) -> bytes:
         rows: Iterable[Array]
-        if VECTORS in self.outputs:
-            rows = multi_vectors(results)
+        if self.outputs[0] in (VECTORS, HIDDEN_STATE):
+            rows = multi_vectors(results, *self.outputs[:2])
         elif LABEL in self.outputs:
             rows = by_class(self, results)
         else:
@@ -195,7 +200,8 @@ def read_pooling(fields: Fields, signature: ModelSignature) -> DecodedRequest:
         name: outputs
         for kind, name, outputs in (
             (Kind.DENSE, "embed", (vector_output(signature),)),
-            (Kind.MULTI_VECTOR, "token_embed", (VECTORS, VECTOR_COUNT)),
+            (Kind.MULTI_VECTOR, "token_embed", vectors_outputs(signature)),
+            (Kind.TOKEN_VECTORS, "token_embed", vectors_outputs(signature)),
             (Kind.CLASSIFIER, "classify", _classified(signature)),
         )
         if kind in kinds(signature)
@@ -242,17 +248,37 @@ class TokensPlan(RetrievalPlan):
 
 
 def read_tokenize(fields: Fields, signature: ModelSignature) -> DecodedRequest:
-    """Read a request to ``/tokenize`` with ``prompt``."""
-    if fields.take("messages") is not None:
-        raise ApiError(f"model '{signature.name}' has no chat template: send 'prompt'", "messages")
-    text = fields.required_text("prompt")
-    special = fields.flag("add_special_tokens", True)
+    """Read a request to ``/tokenize`` with ``prompt``, or with the ``messages`` of a chat."""
+    chat = fields.has("messages")
+    inputs = [_chat_inputs(fields, signature)] if chat else None
+    if inputs is None:
+        text = fields.required_text("prompt")
+        inputs = text_inputs(signature, [text], TextOptions(), output=TOKENS)[0]
+    special = fields.flag("add_special_tokens", not chat)
     strings = fields.flag("return_token_strs")
     fields.finish()
-    return DecodedRequest(
-        TokensPlan(rows=[1], outputs=(TOKENS,), parameters={"add_special_tokens": special}, strings=strings),
-        text_inputs(signature, [text], TextOptions(), output=TOKENS)[0],
-    )
+    plan = TokensPlan(rows=[1], outputs=(TOKENS,), parameters={"add_special_tokens": special}, strings=strings)
+    return DecodedRequest(plan, inputs)
+
+
+def _chat_inputs(fields: Fields, signature: ModelSignature) -> dict[str, WireTensor]:
+    """Take the messages of a chat, its tools and the values for the chat template."""
+    if MESSAGES not in signature.inputs:
+        raise ApiError(f"model '{signature.name}' has no chat template: send 'prompt'", MESSAGES)
+    texts = {MESSAGES: read_messages(fields)}
+    tools = read_tools(fields).offered
+    template = fields.take(TEMPLATE_VALUES) or {}
+    if type(template) is not dict:
+        raise wrong(TEMPLATE_VALUES, template, "an object")
+    if not fields.flag("add_generation_prompt", True):
+        template = {**template, "add_generation_prompt": False}
+    fields.refuse("chat_template", "continue_final_message", "mm_processor_kwargs")
+    for name, value in (("tools", tools), (TEMPLATE_VALUES, orjson.dumps(template) if template else None)):
+        if value is not None:
+            if name not in signature.inputs:
+                raise ApiError(f"model '{signature.name}' has no input for '{name}'", name)
+            texts[name] = value
+    return {name: text_tensor(signature, name, [value]) for name, value in texts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from conch.wire.output.formats import OutputFormat
 from tests.unit.backends.generation.fake_engine import ByteTokenizer, FakeEngine
 from tests.unit.backends.generation.running import RunningService
 
-_NAMES = frozenset(spec.name for spec in OUTPUTS)
+_NAMES = frozenset(spec.name for spec in OUTPUTS) - {"tokens"}
 
 
 class Worker(RunningService):
@@ -82,6 +82,32 @@ def test_an_answer_in_one_piece_has_the_prompt_before_it(worker: Worker) -> None
 def test_the_prompt_is_left_out_on_request(worker: Worker) -> None:
     assert worker.ask("abc", max_tokens=3, exclude_input_in_output=True) == 1
     assert worker.run().text(1) == "def"
+
+
+def test_tokens_of_prompts_need_no_engine(worker: Worker) -> None:
+    def tokens(**inputs: WireTensor) -> dict[str, Any]:
+        serial = worker.submit(Request(inputs, frozenset({"tokens"}), batched=False))
+        worker.run() if not worker.started else worker.finish()
+        [document] = worker.outputs(serial)[0]["tokens"]
+        read: dict[str, Any] = json.loads(document)
+        return read
+
+    text = tokens(text_input=_tensor("text_input", "abc"))
+    assert (text["ids"], text["texts"], text["max_length"]) == ([*b"abc"], ["a", "b", "c"], worker.engine.context)
+    chat = tokens(messages=_tensor("messages", '[{"role": "user", "content": "hi"}]'))
+    assert chat["ids"] == [*b"<user>hi"]
+    ids = WireTensor("token_ids", "INT32", (2,), np.array([*b"hi"], np.int32).tobytes())
+    assert tokens(token_ids=ids)["decoded"] == "hi"
+    assert not worker.engine.running
+
+
+def test_options_of_tokens_alone_are_refused_for_generation(worker: Worker) -> None:
+    with pytest.raises(ConchError, match="'token_ids' applies only to the output 'tokens'"):
+        worker.ask("a", token_ids=5)
+    with pytest.raises(ConchError, match="'add_special_tokens' applies only"):
+        worker.submit(
+            Request({"text_input": _tensor("text_input", "a")}, _NAMES, parameters={"add_special_tokens": False})
+        )
 
 
 def test_a_stream_has_a_response_for_each_step(worker: Worker) -> None:

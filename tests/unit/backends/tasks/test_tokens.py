@@ -94,6 +94,26 @@ def test_ids_that_the_vocabulary_does_not_have_are_refused(texts: TextPreparatio
         texts.prepare(request("score", text_input=[[""]], text_pair=[["a"]], token_ids=np.array(ids, np.int32)))
 
 
+def test_ids_of_another_tokenizer_are_decoded_by_it_or_refused(ranker: Path, task: Task, tmp_path: Path) -> None:
+    foreign = text_checkpoints.byte_level(tmp_path)
+    ids = np.array([foreign("the bus", add_special_tokens=False)["input_ids"]], np.int32)
+
+    def prepared(value: str, rows: Any) -> Any:
+        options = Options.from_values({"task": "text-ranking", "token_ids": value})
+        texts = TextPreparation(Checkpoint.open(ranker, options), task)
+        return texts.prepare(request("score", text_input=[[""]], text_pair=[["it"]], token_ids=rows))
+
+    expected: Any = task.prepare(request("score", text_input=[["the bus"]], text_pair=[["it"]]))
+    read = prepared(str(tmp_path / "tokenizer.json"), ids)
+    assert [list(row.ids) for row in read.sequences] == [list(row.ids) for row in expected.sequences]
+    with pytest.raises(ConchError, match="must come from the tokenizer of parameter 'token_ids'"):
+        prepared(str(tmp_path / "tokenizer.json"), np.array([[10**6]], np.int32))
+    with pytest.raises(ConchError, match="parameter 'token_ids' of the model is 'refuse'"):
+        prepared("refuse", ids)
+    with pytest.raises(ConchError, match="token_ids"):
+        prepared(str(tmp_path / "absent.json"), ids)
+
+
 def test_refused_id_is_named(texts: TextPreparation) -> None:
     ids = np.array([[2, 10**6], [-5, 2]], np.int32)
     for row, name in ((0, "1000000"), (1, "-5")):

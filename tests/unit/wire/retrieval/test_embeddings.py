@@ -22,6 +22,7 @@ from tests.unit.wire.retrieval.models import (
     SPARSE,
     body,
     decoded,
+    optional,
     signature,
     texts,
 )
@@ -328,3 +329,39 @@ def test_each_text_has_as_many_vectors_as_the_model_gives(endpoint: str) -> None
     answer = body(request, token_embeddings=[[[1, 2], [3, 4]], [[5, 6], [0, 0]]], num_vectors=[[2], [1]])
     vectors = answer if "tei" in endpoint else [item["data"] for item in answer["data"]]
     assert vectors == [[[1, 2], [3, 4]], [[5, 6]]]
+
+
+CHAT = signature(
+    [optional(name) for name in ("text_input", "messages", "tools", "chat_template_kwargs")],
+    [TensorSpec("text_output", "BYTES", (-1,)), TensorSpec("tokens", "BYTES", (1,))],
+    batch=0,
+)
+
+
+def test_chats_are_tokenized_as_their_template_renders_them() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    request = decoded("vllm_tokenize", CHAT, messages=messages, add_generation_prompt=False)
+    assert json.loads(texts(request, "messages")[0][0]) == messages
+    assert json.loads(texts(request, "chat_template_kwargs")[0][0]) == {"add_generation_prompt": False}
+    assert request.plan.parameters == {"add_special_tokens": False}
+    assert decoded("vllm_tokenize", CHAT, messages=messages).inputs[0].keys() == {"messages"}
+    assert decoded("vllm_tokenize", CHAT, prompt="a").plan.parameters == {"add_special_tokens": True}
+    assert refusal("vllm_tokenize", CHAT, messages=messages, chat_template="{{ x }}").param == "chat_template"
+    assert refusal("vllm_tokenize", messages=messages).param == "messages"
+
+
+def test_dense_model_gives_the_vectors_of_its_tokens() -> None:
+    hidden = TensorSpec("last_hidden_state", "FP32", (-1, -1))
+    dense = signature([*EMBEDDER.inputs.values()], [*EMBEDDER.outputs.values(), hidden])
+    outputs = {"last_hidden_state": [[[1, 2], [3, 4]], [[5, 6], [0, 0]]], "num_input_tokens": [[2], [1]]}
+    vectors = [[[1, 2], [3, 4]], [[5, 6]]]
+    assert body(decoded("tei_embed_all", dense, inputs=["a b", "a"]), **outputs) == vectors
+    pooled = body(decoded("vllm_pooling", dense, input=["a b", "a"], task="token_embed"), **outputs)
+    assert [row["data"] for row in pooled["data"]] == vectors
+    assert "use /v1/embeddings" not in refusal("tei_embed_all", inputs="a").message
+
+
+def test_teis_prompts_for_queries_and_documents_select_the_task_too() -> None:
+    request = decoded("tei_embed", inputs="a", prompt_name="query")
+    assert (texts(request, "prompt_name"), texts(request, "task")) == ([["query"]], [["query"]])
+    assert "task" not in decoded("tei_embed", inputs="a", prompt_name="sts").inputs[0]

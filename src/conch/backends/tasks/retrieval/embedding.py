@@ -13,13 +13,13 @@ from typing import Any, Final
 from conch.backends.base.arrays import Request, Result
 from conch.backends.tasks.encoders.encoder_task import TEXT, texts_of
 from conch.backends.tasks.retrieval.images import IMAGE, ImageTextPipeline
-from conch.backends.tasks.retrieval.outputs import output_specs
+from conch.backends.tasks.retrieval.outputs import HIDDEN_STATE, output_specs
 from conch.backends.tasks.retrieval.pipeline import NetworkPipeline, Pipeline, TablePipeline, TextRequest
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.modules import NETWORKS, EmbeddingModel, Module
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, unsupported
 from conch.core.inference import TensorSpec
 from conch.core.text_parameters import PROMPT_TEXT
 
@@ -82,7 +82,13 @@ class Embedding(Task):
         prompt = request.parameters.get(PROMPT_TEXT)
         if type(prompt) is not str:
             prompt = self.model.prompts.text(name, task)
-        return self._pipelines[task].prepare(request, texts, prompt, task)
+        pipeline = self._pipelines[task]
+        if HIDDEN_STATE.name in request.outputs and not pipeline.gives_hidden_state:
+            raise unsupported(
+                f"output '{HIDDEN_STATE.name}': what serves this model gives one vector for each text; a network that "
+                "is not converted, or a graph without pooling, gives one for each token"
+            )
+        return pipeline.prepare(request, texts, prompt, task)
 
     def _option(self, request: Request, name: str) -> Any:
         """Return the request's input ``name``, else the model parameter of that name, else None."""

@@ -58,6 +58,7 @@ class ImageTextPipeline(NetworkPipeline):
     ) -> None:
         media.require_images(checkpoint.task)
         super().__init__(checkpoint, model, modules, open_engine)
+        self.gives_hidden_state = False  # images have no tokens
         if self.engine.name != "torch":
             raise unsupported(f"'{checkpoint.source}' embeds images, which needs engine 'torch'")
         settings = modules[0].config.get("processing_kwargs") or {}

@@ -2,7 +2,9 @@
 
 Dense: ``embedding`` FP32 ``[dimension]``. Sparse: ``sparse_indices`` INT64 ``[-1]``, ascending and padded with -1, and
 ``sparse_values`` FP32 ``[-1]``, padded with 0. Multi-vector: ``token_embeddings`` FP32 ``[-1, dimension]``, padded with
-zeros, and ``num_vectors`` UINT32 ``[1]``. Texts of one request are padded to the longest of them.
+zeros, and ``num_vectors`` UINT32 ``[1]``. Texts of one request are padded to the longest of them. Dense models with a
+network also give its output for each of the ``num_input_tokens``, if a request names it: ``last_hidden_state`` FP32
+``[-1, size]``, padded with zeros.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from conch.checkpoints.steps import MASK, Features, finish, largest
 from conch.core.inference import TensorSpec
 
 COUNT: Final = TensorSpec("num_input_tokens", "UINT32", (1,))
+HIDDEN_STATE: Final = TensorSpec("last_hidden_state", "FP32", (-1, -1))
 
 
 def output_specs(model: EmbeddingModel) -> tuple[TensorSpec, ...]:
@@ -30,7 +33,9 @@ def output_specs(model: EmbeddingModel) -> tuple[TensorSpec, ...]:
         SPARSE: (TensorSpec("sparse_indices", "INT64", (-1,)), TensorSpec("sparse_values", "FP32", (-1,))),
         MULTI_VECTOR: (TensorSpec(TOKENS, "FP32", (-1, size)), TensorSpec("num_vectors", "UINT32", (1,))),
     }
-    return (*(spec for family in families for spec in specs[family]), COUNT)
+    reads_texts = model.networks and all(module.methods is None for module in model.modules)
+    hidden = (HIDDEN_STATE,) if reads_texts and families == (DENSE,) else ()
+    return (*(spec for family in families for spec in specs[family]), COUNT, *hidden)
 
 
 #: The values of a text by family: a vector, indices with values, or a vector per token.
@@ -56,6 +61,7 @@ def tensors_of(values: Sequence[Values]) -> dict[str, Array]:
         DENSE: _dense,
         SPARSE: _sparse,
         MULTI_VECTOR: _vectors,
+        HIDDEN_STATE.name: lambda rows: {HIDDEN_STATE.name: _padded(rows)},
     }
     tensors: dict[str, Array] = {}
     for family in values[0]:
@@ -77,10 +83,14 @@ def _sparse(rows: Sequence[tuple[Array, Array]]) -> dict[str, Array]:
 
 
 def _vectors(rows: Sequence[Array]) -> dict[str, Array]:
-    counts = np.array([[len(vectors)] for vectors in rows], np.uint32)
+    return {TOKENS: _padded(rows), "num_vectors": np.array([[len(vectors)] for vectors in rows], np.uint32)}
+
+
+def _padded(rows: Sequence[Array]) -> Array:
+    """Return FP32 ``[rows, longest, size]``, padded with zeros."""
     if len(rows) == 1:
-        return {TOKENS: rows[0][None], "num_vectors": counts}
+        return rows[0][None]
     padded = np.zeros((len(rows), max(map(len, rows)), rows[0].shape[1]), np.float32)
     for row, vectors in enumerate(rows):
         padded[row, : len(vectors)] = vectors
-    return {TOKENS: padded, "num_vectors": counts}
+    return padded

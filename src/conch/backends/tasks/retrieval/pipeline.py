@@ -16,11 +16,12 @@ import numpy as np
 from conch.backends.base.arrays import Array, Request, Result
 from conch.backends.tasks.encoders.encoder_task import EncodedRequest, EncoderNetwork, PaddedBatch, completed
 from conch.backends.tasks.engines import HIDDEN_STATES, POOLED
-from conch.backends.tasks.retrieval.outputs import COUNT, tensors_of, values_of
+from conch.backends.tasks.retrieval.outputs import COUNT, HIDDEN_STATE, Values, tensors_of, values_of
 from conch.backends.tasks.task import ExecutionWork, OpenEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.heads import TokenHeads
 from conch.checkpoints.modules import (
+    DENSE,
     FEATURES,
     MULTI_VECTOR,
     SPARSE,
@@ -77,6 +78,8 @@ class Pipeline(ABC):
     """Embeds texts by one list of modules of ``model``."""
 
     model: EmbeddingModel
+    #: Whether it can give ``last_hidden_state``.
+    gives_hidden_state: bool = False
 
     @property
     def limits(self) -> dict[str, int | str]:
@@ -121,6 +124,7 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
             raise unsupported(
                 f"'{checkpoint.source}' gives {', '.join(names)}; an embedding needs {' or '.join((*HIDDEN, POOLED))}"
             )
+        self.gives_hidden_state = bool(self._hidden) and model.family == DENSE
         tokenizer = self.encoder.tokenizer
         # After the checks at load, which compare with transformers' tokenizer as it is.
         self._lower = bool(first.config.get("do_lower_case")) and not lower_case(tokenizer)
@@ -237,11 +241,24 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
         hidden = arrays.get(TOKENS)
         values = values_of(self.model, self._steps(features))
         if self._heads is None or hidden is None:
-            return values
+            return self._with_hidden_states(values, outputs, batch)
         sparse = self._heads.sparse(hidden, arrays[IDS], batch.mask)
         vectors = self._heads.vectors(hidden, batch.mask)
         rows = zip(values, sparse, vectors, strict=True)
         return [{**own, SPARSE: weights, MULTI_VECTOR: tokens} for own, weights, tokens in rows]
+
+    def _with_hidden_states(
+        self, values: Iterable[Values], outputs: Mapping[str, Array], batch: PaddedBatch
+    ) -> Iterable[Values]:
+        """Add the output of the network for each token of the texts whose requests name it."""
+        name = HIDDEN_STATE.name
+        if not any(name in request.request.outputs for request in batch.requests):
+            return values
+        hidden = batch.rows(outputs[self._hidden])
+        return [
+            {**own, name: tokens.copy()} if name in request.request.outputs else own
+            for own, tokens, request in zip(values, hidden, batch.requests, strict=True)
+        ]
 
     def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
         return result_of(encoded, values)

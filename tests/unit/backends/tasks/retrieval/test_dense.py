@@ -15,6 +15,7 @@ from torch import nn
 from transformers import Qwen2Config, Qwen2Model
 
 from conch.backends.tasks.huggingface_backend import describe_task
+from conch.backends.tasks.task import ExecutionWork
 from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import ConchError
 from tests.retrieval_models import (
@@ -22,6 +23,7 @@ from tests.retrieval_models import (
     SIZE,
     backbone,
     close,
+    completed,
     dense,
     each,
     embed,
@@ -229,3 +231,19 @@ def test_the_last_token_of_a_decoder_that_pads_on_the_left(tmp_path: Path) -> No
     )
     Qwen2Model(config).save_pretrained(base)
     check(saved(tmp_path / "folder", Transformer(str(base)), Pooling(SIZE, "lasttoken"), Normalize(), prompts=PROMPTS))
+
+
+def test_output_of_the_network_for_each_token_is_given_on_request(tmp_path: Path) -> None:
+    folder = pooled(tmp_path / "model", Normalize(), prompts=PROMPTS)
+    task = open_model(folder)
+    texts = list(NEIGHBOURS[:3])
+    reference = SentenceTransformer(str(folder), device="cpu")
+    expected = [reference.encode(text, prompt_name="query", output_value="token_embeddings") for text in texts]
+    asked = request("embedding", "last_hidden_state", "num_input_tokens", text_input=texts, task=["query"] * 3)
+    beside = request("embedding", text_input=[NEIGHBOURS[5]])
+    result, other = completed(task.execute([task.prepare(asked), task.prepare(beside)], ExecutionWork()))
+    counts = result.outputs["num_input_tokens"][:, 0]  # type: ignore[index]
+    for row, count, own in zip(result.outputs["last_hidden_state"], counts, expected, strict=True):  # type: ignore[arg-type]
+        close(row[:count], own.numpy())
+        assert not row[count:].any()
+    assert other.outputs.keys() == {"embedding"}

@@ -18,9 +18,11 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from conch.backends.base.arrays import Strings
+from conch.backends.tasks.huggingface_backend import describe_task
 from conch.backends.tasks.task import ExecutionWork
 from conch.backends.tasks.tokens import TextPreparation, TokenizedRequest
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
 from conch.core.errors import ConchError
 from tests.retrieval_models import (
     NEIGHBOURS,
@@ -134,3 +136,12 @@ def test_a_task_without_a_route_is_refused_and_lists_the_others(tmp_path: Path) 
     with pytest.raises(ConchError, match="task is 'query'; the model has a, b"):
         embed(task, ["the"], task="query")
     assert vectors(embed(task, ["the"], task="a")).shape == (1, SIZE)
+
+
+def test_model2vec_folder_without_modules_is_refused_by_its_name(tmp_path: Path) -> None:
+    wordpiece(tmp_path)
+    save_file({"embeddings": np.ones((40, 8), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "model2vec", "architectures": ["StaticModel"]}))
+    checkpoint = Checkpoint.open(tmp_path, Options.from_values({"task": "feature-extraction"}))
+    with pytest.raises(ConchError, match=r"is a Model2Vec folder without modules\.json: save it with"):
+        describe_task(checkpoint)
