@@ -35,22 +35,9 @@ ADAPTERS: Final = "adapters"
 OUTPUT_FORMAT: Final = "output_format"
 
 
-@dataclass(frozen=True)
-class InstancePreference:
-    """The instances that a backend prefers without a configured instance group; a ``count`` of 0 means the default."""
-
-    kind: str = "KIND_AUTO"
-    count: int = 0
-
-
-#: No preference: a GPU if available.
-ANY: Final = InstancePreference()
-#: Preference of backends that run only on CPUs.
-CPU: Final = InstancePreference("KIND_CPU")
-#: Preference of the Python backend: one process, and no GPU unless configured.
-PYTHON: Final = InstancePreference("KIND_CPU", 1)
-
-_PREFERENCES: Final = {"python": PYTHON, "openvino": CPU}
+#: Kind and number of the instances of a model without an instance group. Others run on GPUs if there are any, in the
+#: default number; a Python model has one process, and no GPU unless configured.
+_INSTANCES: Final = {"python": ("KIND_CPU", 1), "openvino": ("KIND_CPU", 0)}
 
 
 @dataclass(frozen=True)
@@ -89,26 +76,23 @@ def complete(
     artefacts: Collection[str],
     *,
     gpus: Sequence[int] = (),
-    preference: InstancePreference | None = None,
     python_based: bool = False,
 ) -> ModelConfig:
     """Return a completed copy of ``config`` for the model in directory ``name``.
 
-    ``artefacts`` are the names in the first version directory, and ``gpus`` the ids of usable devices. ``preference``
-    overrides the backend's own preference. ``python_based`` means that a Python-based backend runs the model. Raises
-    INVALID_ARG if the backend cannot be determined.
+    ``artefacts`` are the names in the first version directory, and ``gpus`` the ids of usable devices. ``python_based``
+    means that a Python-based backend runs the model. Raises INVALID_ARG if the backend cannot be determined.
     """
     completed = copied(config)
     complete_backend(completed, name, artefacts)
     if python_based:
         completed.runtime = PYTHON_RUNTIME
-    runs_on = implementation(completed)
-    if runs_on != "python":
+    if implementation(completed) != "python":
         # Clients may send back a configuration that they read from the server.
         for parameter in [parameter for parameter in completed.parameters if parameter.startswith(RUNTIME_FACT_PREFIX)]:
             del completed.parameters[parameter]
     normalise(completed)
-    complete_instances(completed, gpus, preference or _PREFERENCES.get(runs_on, ANY))
+    complete_instances(completed, gpus)
     return completed
 
 
@@ -208,15 +192,13 @@ def _prefer_full_batches(sizes: list[int], max_batch_size: int) -> None:
         sizes.append(max_batch_size)
 
 
-def complete_instances(config: ModelConfig, gpus: Sequence[int] = (), preference: InstancePreference = ANY) -> None:
+def complete_instances(config: ModelConfig, gpus: Sequence[int] = ()) -> None:
     """Fill the instance groups in place: names, kinds, counts and devices. ``gpus`` are the ids of usable devices."""
     if scheduler(config) == "ensemble_scheduling" or is_remote(config):
         return
     if not config.instance_group:
-        group = config.instance_group.add(name=config.name)
-        if preference.kind != "KIND_GPU" or gpus:
-            group.kind = InstanceGroup.Kind.Value(preference.kind)
-            group.count = preference.count
+        kind, count = _INSTANCES.get(implementation(config), ("KIND_AUTO", 0))
+        config.instance_group.add(name=config.name, kind=InstanceGroup.Kind.Value(kind), count=count)
     for index, group in enumerate(config.instance_group):
         group.name = group.name or f"{config.name}_{index}"
         if group.kind == InstanceGroup.KIND_AUTO:

@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 
 from conch.config.complete import (
-    ANY,
-    PYTHON,
-    InstancePreference,
     complete,
     complete_ensemble,
     merge_completion,
@@ -23,14 +20,8 @@ from conch.config.schema import InstanceGroup, ModelConfig
 from conch.core.errors import ConchError
 
 
-def completed(
-    text: str = "",
-    *files: str,
-    name: str = "m",
-    gpus: tuple[int, ...] = (),
-    preference: InstancePreference = PYTHON,
-) -> ModelConfig:
-    return complete(parse(text, "config.pbtxt"), name, files or {"model.py"}, gpus=gpus, preference=preference)
+def completed(text: str = "", *files: str, name: str = "m", gpus: tuple[int, ...] = ()) -> ModelConfig:
+    return complete(parse(text, "config.pbtxt"), name, files or {"model.py"}, gpus=gpus)
 
 
 def as_json(config: ModelConfig) -> Any:
@@ -173,11 +164,10 @@ def groups(config: ModelConfig) -> list[tuple[str, str, int, list[int]]]:
 
 
 def test_backend_decides_about_instances_where_the_configuration_does_not() -> None:
-    assert groups(completed(preference=PYTHON, gpus=(0, 1))) == [("m", "KIND_CPU", 1, [])]
-    assert groups(completed(preference=ANY, gpus=(0, 1))) == [("m", "KIND_GPU", 1, [0, 1])]
-    assert groups(completed(preference=ANY)) == [("m", "KIND_CPU", 1, [])]
-    assert groups(completed(preference=InstancePreference("KIND_GPU", 3))) == [("m", "KIND_CPU", 1, [])]
-    assert groups(completed(preference=InstancePreference("KIND_MODEL"), gpus=(0,))) == [("m", "KIND_MODEL", 1, [])]
+    assert groups(completed("", "model.py", gpus=(0, 1))) == [("m", "KIND_CPU", 1, [])]
+    assert groups(completed("", "model.xml", gpus=(0, 1))) == [("m", "KIND_CPU", 1, [])]
+    assert groups(completed("", "model.pt", gpus=(0, 1))) == [("m", "KIND_GPU", 1, [0, 1])]
+    assert groups(completed("", "model.pt")) == [("m", "KIND_CPU", 1, [])]
 
 
 def test_groups_get_names_kinds_and_counts() -> None:
@@ -189,8 +179,8 @@ def test_groups_get_names_kinds_and_counts() -> None:
 
 
 def test_onnxruntime_on_the_cpu_has_two_instances() -> None:
-    assert groups(completed("", "model.onnx", preference=ANY)) == [("m", "KIND_CPU", 2, [])]
-    assert groups(completed("", "model.onnx", preference=ANY, gpus=(0,))) == [("m", "KIND_GPU", 1, [0])]
+    assert groups(completed("", "model.onnx")) == [("m", "KIND_CPU", 2, [])]
+    assert groups(completed("", "model.onnx", gpus=(0,))) == [("m", "KIND_GPU", 1, [0])]
     assert groups(completed("instance_group { count: 1 }", "model.onnx")) == [("m_0", "KIND_CPU", 1, [])]
 
 

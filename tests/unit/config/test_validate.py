@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.config.complete import PYTHON, complete
+from conch.config.complete import complete
 from conch.config.pbtxt import locate, parse
 from conch.config.reading import Problem, refuse
 from conch.config.schema import ModelConfig
@@ -27,7 +27,7 @@ ANY_VALUE = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
 
 
 def completed(text: str, gpus: tuple[int, ...] = ()) -> ModelConfig:
-    return complete(parse(text, "config.pbtxt"), "m", {"model.py"}, gpus=gpus, preference=PYTHON)
+    return complete(parse(text, "config.pbtxt"), "m", {"model.py"}, gpus=gpus)
 
 
 def dynamic(text: str, max_batch_size: int = 4) -> str:
