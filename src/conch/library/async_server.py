@@ -8,7 +8,6 @@ import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from types import TracebackType
 from typing import Any, Self
 
 from conch.client.deadline import Deadline
@@ -132,9 +131,7 @@ class AsyncServer(AsyncInferenceService):
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.close()
 
     def __del__(self, _warn: Any = warnings.warn) -> None:

@@ -10,7 +10,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from functools import wraps
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from conch.client.deadline import Deadline
@@ -97,9 +96,7 @@ class Server(InferenceService):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, Self
 
 from numpy.typing import NDArray
@@ -158,9 +157,7 @@ class ModelUnderTest:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _collect_responses(self, request: ModelRequest) -> tuple[InferRequest, SimpleQueue[InferResponse]]:

@@ -12,7 +12,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from math import ceil
 from threading import Barrier, BrokenBarrierError, Lock
-from types import TracebackType
 from typing import Any, Final
 
 from conch.core.errors import did_you_mean, internal, invalid
@@ -152,9 +151,7 @@ class CandidateMeasurement:
     def __enter__(self) -> CandidateMeasurement:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from conch.checkpoints.manifest import Manifest
@@ -116,9 +115,7 @@ class Profile:
     def __enter__(self) -> Profile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._journal is not None:
             self._journal.close()
         if self._server is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from conch.machine.facts import MachineFacts
@@ -69,13 +68,11 @@ class LiveLine:
         self._status = console.status(f"{self._level}: warming up")
 
     def __enter__(self) -> LiveLine:
-        self._status.__enter__()
+        self._status.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._status.__exit__(kind, error, trace)
+    def __exit__(self, *raised: object) -> None:
+        self._status.stop()
 
     def on_window(self, window: WindowFigures) -> None:
         """Show the figures of a completed window."""
