@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from math import ceil, nan
 from time import monotonic, monotonic_ns, time_ns
@@ -219,24 +220,21 @@ SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 EXECUTION_TOKEN_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
+@dataclass(slots=True, eq=False)
 class Work:
     """Totals over the executions of a model version."""
 
-    __slots__ = ("answer_ns", "arrange_ns", "engine_ns", "padded", "prepare_ns", "runs", "sequences",
-                 "sequences_per_execution", "tokens", "tokens_per_execution", "waited_ns")  # fmt: skip
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.padded = 0
-        self.sequences = 0
-        self.runs = 0
-        self.prepare_ns = 0
-        self.waited_ns = 0
-        self.arrange_ns = 0
-        self.engine_ns = 0
-        self.answer_ns = 0
-        self.sequences_per_execution = Histogram(SEQUENCE_BUCKETS)
-        self.tokens_per_execution = Histogram(EXECUTION_TOKEN_BUCKETS)
+    tokens: int = 0
+    padded: int = 0
+    sequences: int = 0
+    runs: int = 0
+    prepare_ns: int = 0
+    waited_ns: int = 0
+    arrange_ns: int = 0
+    engine_ns: int = 0
+    answer_ns: int = 0
+    sequences_per_execution: Histogram = field(default_factory=lambda: Histogram(SEQUENCE_BUCKETS))
+    tokens_per_execution: Histogram = field(default_factory=lambda: Histogram(EXECUTION_TOKEN_BUCKETS))
 
     def add(self, work: Mapping[str, int]) -> None:
         """Add one execution, as described by the worker's ``done`` frame."""
@@ -268,14 +266,12 @@ class FailureReason(Enum):
     OTHER = "OTHER"  # everything else, such as a failed step of an ensemble
 
 
+@dataclass(slots=True, eq=False)
 class Duration:
     """The number of events and their total duration."""
 
-    __slots__ = ("count", "ns")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.ns = 0
+    count: int = 0
+    ns: int = 0
 
     def add(self, ns: int) -> None:
         self.count += 1
@@ -285,51 +281,45 @@ class Duration:
         return {"count": self.count, "ns": self.ns}
 
 
+@dataclass(slots=True, eq=False)
 class BatchStatistics:
     """Executions of one batch size."""
 
-    __slots__ = ("compute_infer", "compute_input", "compute_output", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.compute_input = 0
-        self.compute_infer = 0
-        self.compute_output = 0
+    count: int = 0
+    compute_input: int = 0
+    compute_infer: int = 0
+    compute_output: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class ResponseStatistics:
     """Statistics of the responses with one index; 0 is the first response of a request."""
 
-    __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
-
-    def __init__(self) -> None:
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
-        self.success = Duration()
-        self.fail = Duration()
-        self.empty_response = Duration()
-        self.cancel = Duration()
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
 
     def snapshot(self) -> dict[str, dict[str, int]]:
-        order = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
-        return {name: getattr(self, name).snapshot() for name in order}
+        return {name: getattr(self, name).snapshot() for name in self.__slots__}
 
 
+@dataclass(slots=True, eq=False)
 class Summaries:
     """Recent durations (µs); kept only with ``--metrics-config summary_latencies=true``."""
 
-    __slots__ = ("cache_hit", "cache_miss", "compute_infer", "compute_input", "compute_output", "queue", "request")
-
-    def __init__(self) -> None:
-        self.request = Summary()
-        self.queue = Summary()
-        self.compute_input = Summary()
-        self.compute_infer = Summary()
-        self.compute_output = Summary()
-        self.cache_hit = Summary()
-        self.cache_miss = Summary()
+    request: Summary = field(default_factory=Summary)
+    queue: Summary = field(default_factory=Summary)
+    compute_input: Summary = field(default_factory=Summary)
+    compute_infer: Summary = field(default_factory=Summary)
+    compute_output: Summary = field(default_factory=Summary)
+    cache_hit: Summary = field(default_factory=Summary)
+    cache_miss: Summary = field(default_factory=Summary)
 
 
+@dataclass(slots=True, eq=False)
 class ModelStatistics:
     """The statistics of one model version; they start at zero with every load.
 
@@ -338,56 +328,40 @@ class ModelStatistics:
     loader sets ``load_ns``, and the memory ledger sets ``memory``.
     """
 
-    __slots__ = (
-        "_clock", "batches", "cache_hit_count", "cache_hit_ns", "cache_miss_count", "cache_miss_ns",
-        "compute_infer_ns", "compute_input_ns", "compute_output_ns", "execution_count", "fail_count", "fail_ns",
-        "failures", "first_response", "generation", "inference_count", "last_inference_ms", "load_ns", "memory", "name",
-        "queue", "queue_ns", "responses", "runtime_facts", "success_count", "success_ns", "summaries", "version",
-        "work",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        name: str,
-        version: int,
-        *,
-        summaries: Summaries | None = None,
-        first_response: Histogram | None = None,
-        clock: Callable[[], int] = time_ns,
-    ) -> None:
-        self.name = name
-        self.version = version
-        self.summaries = summaries
-        self.first_response = first_response
-        self._clock = clock
-        self.last_inference_ms = 0
-        self.inference_count = 0
-        self.execution_count = 0
-        self.success_count = 0
-        self.success_ns = 0
-        self.fail_count = 0
-        self.fail_ns = 0
-        self.queue_ns = 0
-        self.compute_input_ns = 0
-        self.compute_infer_ns = 0
-        self.compute_output_ns = 0
-        self.cache_hit_count = 0
-        self.cache_hit_ns = 0
-        self.cache_miss_count = 0
-        self.cache_miss_ns = 0
-        self.queue: Sized = ()
-        self.load_ns = 0
-        #: The memory of the version at the ledger's last measurement.
-        self.memory = ModelMemory()
-        #: Runtime facts of the model by name (``engine``, ``precision`` …).
-        self.runtime_facts: Mapping[str, str] = {}
-        self.failures = dict.fromkeys(FailureReason, 0)
-        self.batches: dict[int, BatchStatistics] = {}
-        self.responses: dict[int, ResponseStatistics] = {}
-        #: Set once a built-in backend has reported an execution.
-        self.work: Work | None = None
-        #: Set once a worker that generates text has reported its load.
-        self.generation: Generation | None = None
+    name: str
+    version: int
+    _: KW_ONLY
+    summaries: Summaries | None = None
+    first_response: Histogram | None = None
+    clock: Callable[[], int] = time_ns
+    last_inference_ms: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    success_count: int = 0
+    success_ns: int = 0
+    fail_count: int = 0
+    fail_ns: int = 0
+    queue_ns: int = 0
+    compute_input_ns: int = 0
+    compute_infer_ns: int = 0
+    compute_output_ns: int = 0
+    cache_hit_count: int = 0
+    cache_hit_ns: int = 0
+    cache_miss_count: int = 0
+    cache_miss_ns: int = 0
+    queue: Sized = ()
+    load_ns: int = 0
+    #: The memory of the version at the ledger's last measurement.
+    memory: ModelMemory = field(default_factory=ModelMemory)
+    #: Runtime facts of the model by name (``engine``, ``precision`` …).
+    runtime_facts: Mapping[str, str] = field(default_factory=dict)
+    failures: dict[FailureReason, int] = field(default_factory=lambda: dict.fromkeys(FailureReason, 0))
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    responses: dict[int, ResponseStatistics] = field(default_factory=dict)
+    #: Set once a built-in backend has reported an execution.
+    work: Work | None = None
+    #: Set once a worker that generates text has reported its load.
+    generation: Generation | None = None
 
     def record_success(
         self, batch_size: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int, total_ns: int
@@ -437,7 +411,7 @@ class ModelStatistics:
     def record_execution(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """Record the execution of a batch, successful or not; ``batch_size`` sums over its requests (0 counts as 1)."""
         self.execution_count += 1
-        self.last_inference_ms = self._clock() // 1_000_000
+        self.last_inference_ms = self.clock() // 1_000_000
         batch = self.batches.get(batch_size or 1)
         if batch is None:
             batch = self.batches[batch_size or 1] = BatchStatistics()
