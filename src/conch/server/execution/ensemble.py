@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Protocol
 
@@ -102,20 +102,18 @@ class Ensemble(Executor):
         return sorted(needed)
 
 
+@dataclass(slots=True, eq=False)
 class _Iteration:
     """The tensors of one pass through the graph; ``None`` marks a tensor that its step did not produce.
 
     An iteration also has the tensors of its parents.
     """
 
-    __slots__ = ("children", "completed", "parent", "started", "tensors")
-
-    def __init__(self, tensors: dict[str, WireTensor | None], parent: _Iteration | None = None) -> None:
-        self.tensors = tensors
-        self.parent = parent
-        self.children: list[_Iteration] = []
-        self.started: set[int] = set()
-        self.completed = False
+    tensors: dict[str, WireTensor | None]
+    parent: _Iteration | None = None
+    children: list[_Iteration] = field(default_factory=list)
+    started: set[int] = field(default_factory=set)
+    completed: bool = False
 
     def has(self, name: str) -> bool:
         return name in self.tensors or (self.parent is not None and self.parent.has(name))

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, monotonic_ns
-from typing import Final
+from typing import Final, NamedTuple
 
 from conch.client.transport import ConnectionFailedError, LostError, UnreachableError
 from conch.config.remote import RemoteSettings, check_urls, read_url
@@ -92,24 +93,21 @@ _STOPPING: Final = "the model is being unloaded"
 _RETIRED: Final = "the model was reloaded or unloaded"
 
 
-class _Server:
+class _Server(NamedTuple):
     """The connections to a server, and its health checks."""
 
-    def __init__(self, transport: RemoteTransport, health: HealthWatch) -> None:
-        self.transport = transport
-        self.health = health
+    transport: RemoteTransport
+    health: HealthWatch
 
 
+@dataclass(slots=True, eq=False)
 class _InFlightRequest:
     """An in-flight request: its server, the task of the previous request in its sequence, and the servers tried."""
 
-    __slots__ = ("assignment", "before", "request", "tried")
-
-    def __init__(self, request: InferRequest, assignment: Assignment, before: asyncio.Task[None] | None = None) -> None:
-        self.request = request
-        self.assignment = assignment
-        self.before = before
-        self.tried: set[str] = set()
+    request: InferRequest
+    assignment: Assignment
+    before: asyncio.Task[None] | None = None
+    tried: set[str] = field(default_factory=set)
 
 
 class RemoteSequences:

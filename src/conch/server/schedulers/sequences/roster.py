@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from conch.core.errors import ConchError
@@ -18,6 +19,7 @@ from conch.server.schedulers.sequences.inputs import State
 _REPLACED_IDLE: Final = 1_000_000_000
 
 
+@dataclass(slots=True, eq=False)
 class LiveSequence:
     """An active sequence, from its first request to its last; it has a slot or waits for one.
 
@@ -25,41 +27,36 @@ class LiveSequence:
     ``last`` is the time of its last activity (ns), ``deadline`` that of its wait for a slot (ns, 0 for none).
     """
 
-    __slots__ = ("closed", "deadline", "id", "last", "repeated", "running", "slot", "state", "waiting")
-
-    def __init__(self, id: int | str, state: State) -> None:
-        self.id = id
-        self.state = state
-        self.waiting: deque[InferRequest] = deque()
-        #: Number of its requests that an instance has.
-        self.running = 0
-        self.slot: Slot | None = None
-        self.closed = False
-        self.last = 0
-        self.deadline = 0
-        #: The request that an iterative model runs again.
-        self.repeated: InferRequest | None = None
+    id: int | str
+    state: State
+    waiting: deque[InferRequest] = field(default_factory=deque)
+    #: Number of its requests that an instance has.
+    running: int = 0
+    slot: Slot | None = None
+    closed: bool = False
+    last: int = 0
+    deadline: int = 0
+    #: The request that an iterative model runs again.
+    repeated: InferRequest | None = None
 
     @property
     def idle(self) -> bool:
         return not self.waiting and not self.running
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """A slot for one sequence; ``number`` is its row in the batch.
 
     ``in_flight`` is the request that its instance has, from this sequence or from the previous one.
     """
 
-    __slots__ = ("in_flight", "instance", "number", "owner", "sequence")
-
-    def __init__(self, instance: InstanceSlots, number: int) -> None:
-        self.instance = instance
-        self.number = number
-        self.sequence: LiveSequence | None = None
-        self.in_flight: InferRequest | None = None
-        #: The sequence of ``in_flight``.
-        self.owner: LiveSequence | None = None
+    instance: InstanceSlots
+    number: int
+    sequence: LiveSequence | None = None
+    in_flight: InferRequest | None = None
+    #: The sequence of ``in_flight``.
+    owner: LiveSequence | None = None
 
     def begin(self, request: InferRequest, sequence: LiveSequence) -> None:
         """Record that the instance has been given ``request``."""
