@@ -245,6 +245,68 @@ def chinese_clip(folder: Path) -> Path:
     return _save(folder, transformers.ChineseCLIPModel, settings, word_tokenizer(), processor)
 
 
+def colqwen2(folder: Path, kind: str = "qwen2_vl") -> Path:
+    """A ColQwen2 (over ``qwen2_5_vl``: ColQwen2.5), which embeds pages of documents and queries."""
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+    tokenizer: Any = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=_byte_pairs(special), pad_token=special[0], eos_token=special[0],
+        extra_special_tokens=special[1:], model_max_length=512, padding_side="left",
+    )  # fmt: skip
+    names = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+    text = {**_TOWER, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": rope}
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "patch_size": 8, "spatial_merge_size": 2}
+    if kind == "qwen2_vl":
+        vision |= {"embed_dim": 32, "mlp_ratio": 2}
+    else:
+        vision |= {"out_hidden_size": 32, "intermediate_size": 64, "fullatt_block_indexes": [0]}
+    settings = transformers.ColQwen2Config(
+        vlm_config={
+            "model_type": kind, "text_config": {**text, "vocab_size": len(tokenizer), "pad_token_id": 0},
+            "vision_config": vision, **names,
+        },
+        embedding_dim=8, initializer_range=0.4,
+    )  # fmt: skip
+    images = transformers.Qwen2VLImageProcessorPil(patch_size=8, merge_size=2, min_pixels=16 * 16, max_pixels=64 * 64)
+    processor = transformers.ColQwen2Processor(images, tokenizer)
+    return _save(folder, transformers.ColQwen2ForRetrieval, settings, processor)
+
+
+def colpali(folder: Path) -> Path:
+    """A ColPali, which embeds pages of documents and queries."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<image>"]
+    tokenizer: Any = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=_byte_pairs(special), pad_token="<pad>", eos_token="<eos>", bos_token="<bos>",
+        unk_token="<unk>", model_max_length=1500,
+    )  # fmt: skip
+    images: Any = transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32})
+    images.image_seq_length = 16
+    processor = transformers.ColPaliProcessor(images, tokenizer)
+    text = {**_TOWER, "model_type": "gemma", "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
+    vision = {**_TOWER, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8, "projection_dim": 32}
+    text |= {"vocab_size": len(tokenizer), "initializer_range": 0.4}
+    settings = transformers.ColPaliConfig(
+        vlm_config={
+            "model_type": "paligemma", "text_config": text, "vision_config": vision, "projection_dim": 32,
+            "hidden_size": 32, "image_token_index": processor.image_token_id,
+        },
+        text_config=text, embedding_dim=8, initializer_range=0.4,
+    )  # fmt: skip
+    return _save(folder, transformers.ColPaliForRetrieval, settings, processor)
+
+
+def _byte_pairs(special: list[str]) -> Tokenizer:
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(TEXT.splitlines(), trainer)
+    return core
+
+
 def speaker(folder: Path) -> Path:
     """A VITS, which speaks."""
     folder.mkdir(parents=True, exist_ok=True)

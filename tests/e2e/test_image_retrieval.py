@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import requests
 from PIL import Image
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.util.similarity import maxsim
 
 from tests import task_checkpoints
 from tests.servers import ConchServer
@@ -34,6 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     task_checkpoints.clip(models / "clip" / "1")
     parameter = 'parameters { key: "task" value { string_value: "feature-extraction" } }'
     (models / "clip" / "config.pbtxt").write_text(f'name: "clip" backend: "huggingface" {parameter}')
+    task_checkpoints.colqwen2(models / "pages" / "1")
     return models
 
 
@@ -92,3 +94,17 @@ def test_bad_image_has_one_clear_error_in_each_form(server: ConchServer) -> None
         {"message": "'images[0]' is the address of an image, and this server fetches no images: send the image as a "
          "data URL"},
     )  # fmt: skip
+
+
+def test_pages_are_ranked_for_a_query(server: ConchServer, models: Path) -> None:
+    reference: Any = MultiVectorEncoder(str(models / "pages" / "1"), device="cpu")
+    pages = [reference.encode_document(picture(file)) for file in FILES]
+    expected = maxsim([reference.encode_query(TEXTS[0])], pages)[0].numpy()
+    documents = [{"image": url} for url in URLS]
+    status, answer = ask(server, "/rerank", model="pages", query=TEXTS[0], documents=documents)
+    assert status == 200, answer
+    assert [result["index"] for result in answer["results"]] == list(np.argsort(-expected))
+    scores = [result["relevance_score"] for result in answer["results"]]
+    np.testing.assert_allclose(scores, np.sort(expected)[::-1], rtol=1e-4)
+    status, answer = ask(server, "/pooling", model="pages", messages=[{"role": "user", "content": PARTS[:1]}])
+    np.testing.assert_allclose(answer["data"][0]["data"], pages[0].numpy(), rtol=1e-3, atol=1e-4)

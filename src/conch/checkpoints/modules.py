@@ -58,6 +58,12 @@ _CONTRASTIVE_CONFIG: Final[Mapping[str, Any]] = {
     },
     "module_output_name": "sentence_embedding",
 }
+#: The configuration of networks that embed pages of documents, such as ColPali.
+_RETRIEVAL_CONFIG: Final[Mapping[str, Any]] = {
+    "transformer_task": "retrieval",
+    "modality_config": {kind: {"method": "forward", "method_output_name": "embeddings"} for kind in ("text", "image")},
+    "module_output_name": "token_embeddings",
+}
 #: Model types whose networks were trained with texts of the maximum length, because they take no attention mask.
 _FILLED: Final = ("siglip", "siglip2")
 #: Names of the hidden size in config.json.
@@ -97,6 +103,8 @@ class Module:
     @property
     def methods(self) -> tuple[str, str] | None:
         """The methods of the network that read texts and images; None if it reads only texts."""
+        if self.config.get("transformer_task") == "retrieval":
+            return "forward", "forward"
         inputs = self.config.get("modality_config") or {}
         text, image = (inputs.get(kind) or {} for kind in ("text", "image"))
         methods = str(text.get("method")), str(image.get("method"))
@@ -193,7 +201,7 @@ class EmbeddingModel:
             modules = (reader.module(_NAMESPACE + ("CLIPModel" if contrastive else "Transformer"), ""),)
             if family == DENSE:
                 modules += () if contrastive else (Module("Pooling"),)
-            else:
+            elif not retrieval_head(checkpoint):
                 modules += (legacy.projection(checkpoint),)
         modules += legacy.appended()
         saved = bool(listed) or family != DENSE
@@ -267,9 +275,16 @@ class EmbeddingModel:
 def family_of(checkpoint: Checkpoint) -> str:
     """Return ``model_type`` of a sentence-transformers folder, ``DENSE`` without one."""
     kind = str((checkpoint.json(SETTINGS) or {}).get("model_type") or "")
-    if kind == _PYLATE or (not kind and COLBERT in (checkpoint.config.get("architectures") or ())):
+    colbert = COLBERT in (checkpoint.config.get("architectures") or ())
+    if kind == _PYLATE or (not kind and (colbert or (retrieval_head(checkpoint) and not checkpoint.modules()))):
         return MULTI_VECTOR
     return kind or DENSE
+
+
+def retrieval_head(checkpoint: Checkpoint) -> str:
+    """Return the class of transformers for pages of documents (ColPali …) in config.json; empty without one."""
+    names = checkpoint.config.get("architectures") or ()
+    return next((name for name in names if name.endswith("ForRetrieval")), "")
 
 
 def joined(path: str, name: str) -> str:
@@ -303,6 +318,8 @@ class _Legacy:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> _Legacy:
+        if not checkpoint.modules() and retrieval_head(checkpoint):
+            return cls()
         if not checkpoint.modules():
             return cls._stanford(checkpoint.json("artifact.metadata") or {})
         keys = ("query_length", "document_length", "query_expansion")
@@ -396,6 +413,8 @@ class _ModuleReader:
             return self._router(path)
         if kind in NETWORKS:
             config = {**self.legacy.transformer, **self.checkpoint.transformer_config(path)}
+            if not self.checkpoint.modules() and retrieval_head(self.checkpoint):
+                config = {**_RETRIEVAL_CONFIG, **config}
             if kind == "CLIPModel":
                 config = {**_CONTRASTIVE_CONFIG, **config}
                 if not self.checkpoint.modules() and self.checkpoint.config.get("model_type") in _FILLED:
@@ -538,7 +557,7 @@ def _size(checkpoint: Checkpoint, modules: Sequence[Module]) -> int:
                 names: Sequence[str] = ("vocab_size",) if predicts_tokens(module) else _SIZES
                 if module.methods is not None:
                     filled = document.get("model_type") in _FILLED
-                    names = ("projection_size", "hidden_size") if filled else ("projection_dim",)
+                    names = ("projection_size", "hidden_size") if filled else ("projection_dim", "embedding_dim")
                 documents = (document, inner if isinstance(inner, dict) else {})
                 sizes = (entry[name] for entry in documents for name in names if isinstance(entry.get(name), int))
                 size = next(sizes, -1)

@@ -66,6 +66,7 @@ _HEADS: Final[Sequence[tuple[str, str, frozenset[str]]]] = (
     ("ForUniversalSegmentation", "image-segmentation", frozenset()),
     ("ForImageSegmentation", "image-segmentation", frozenset()),
     ("ForDepthEstimation", "depth-estimation", frozenset()),
+    ("ForRetrieval", "feature-extraction", frozenset()),
     ("ForCausalLM", TEXT_GENERATION, frozenset()),
     ("LMHeadModel", TEXT_GENERATION, frozenset()),
     ("ModelWithLMHead", TEXT_GENERATION, frozenset()),

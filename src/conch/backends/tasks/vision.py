@@ -30,7 +30,7 @@ BATCH_IMAGES: Final = 32
 def processed(processor: Any, images: Sequence[Any], **settings: Any) -> dict[str, Array]:
     """Convert Pillow images to a network's inputs. Raises INVALID_ARG for images that cannot get the network's size."""
     try:
-        features = processor(images=list(images), return_tensors="np", **settings)
+        features = processor(images=list(images), **{"return_tensors": "np", **settings})
         return {name: np.asarray(value) for name, value in features.items()}
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise invalid(f"the model does not accept input 'image': {error}") from error

@@ -1,7 +1,7 @@
-"""Texts and images in one space: pipelines over networks that embed both, such as CLIP and SigLIP.
+"""Texts and images in one space: pipelines over networks that embed both, such as CLIP, SigLIP and ColPali.
 
 Each row of a request has a text or an image. An image takes part in the runs of a pipeline as a sequence with as many
-positions as it has patches; only images of the same shape share a run.
+positions as it has patches or tokens; only images of the same shape share a run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from conch.backends.tasks.transformers import load_image_processor, loading
 from conch.backends.tasks.vision import processed
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.modules import EmbeddingModel, Module
+from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.core.errors import invalid, unsupported
 from conch.core.inference import TensorSpec
 from conch.core.lengths import equal_runs
 
 IMAGE: Final = TensorSpec("image", "BYTES", (1,), optional=True)
+#: Processors of networks for pages of documents, whose texts are queries in a form of their own.
+_QUERIES: Final = ("ColPaliProcessor", "ColQwen2Processor")
 #: The patch size of networks whose configuration has none.
 _PATCH: Final = 16
 
@@ -37,8 +40,8 @@ class ImageTokens(Tokens):
 
     __slots__ = ("arrays",)
 
-    def __init__(self, arrays: dict[str, Array], positions: int) -> None:
-        super().__init__(np.zeros(positions, np.int64))
+    def __init__(self, arrays: dict[str, Array], ids: Array) -> None:
+        super().__init__(ids)
         self.arrays = arrays
 
 
@@ -63,9 +66,13 @@ class ImageTextPipeline(NetworkPipeline):
             raise unsupported(f"'{checkpoint.source}' embeds images, which needs engine 'torch'")
         settings = modules[0].config.get("processing_kwargs") or {}
         self._fills = (settings.get("text") or {}).get("padding") == "max_length"
-        self._settings = settings.get("image") or {}
+        self._settings = dict(settings.get("image") or {})
         self._pixels = media.max_pixels(checkpoint.options)
         self._processor = load_image_processor(self.checkpoint, "AutoProcessor")
+        self._query: tuple[str, str] | None = None
+        if modules[0].config.get("transformer_task") == "retrieval":
+            self._query = query_form(self._processor, checkpoint)
+            self._settings["return_tensors"] = "pt"
         with loading(checkpoint, "network for images"):
             example = self._image(media.example_image()).arrays
             self.engine.require_tensors(example)
@@ -93,11 +100,17 @@ class ImageTextPipeline(NetworkPipeline):
         return prepared
 
     def _of_texts(self, request: Request, texts: Sequence[str], prompt: str, task: str | None) -> TextRequest:
+        if self._query is not None:
+            begin, end = self._query
+            texts, prompt = [f"{begin}{prompt}{text}{end}" for text in texts], ""
         prepared = super().prepare(request, texts, prompt, task)
         if self._fills:
             prepared.sequences = [self._filled(tokens) for tokens in prepared.sequences]
             prepared.length = self.encoder.max_length
         return prepared
+
+    def encode(self, encoder: InputEncoder, texts: Sequence[str]) -> tuple[list[Tokens], int]:
+        return super().encode(encoder, texts) if self._query is None else encoder.encode_rendered(texts, ())
 
     def _filled(self, tokens: Tokens) -> Tokens:
         """Return a text with padding tokens up to the maximum length."""
@@ -110,11 +123,14 @@ class ImageTextPipeline(NetworkPipeline):
 
     def _image(self, picture: Any) -> ImageTokens:
         arrays = processed(self._processor, [picture], **self._settings)
+        if "input_ids" in arrays:
+            return ImageTokens(arrays, arrays["input_ids"][0])
         shape = arrays["pixel_values"].shape
         vision = self.checkpoint.config.get("vision_config") or {}
         size = vision.get("patch_size")
         patch = size if isinstance(size, int) and size > 0 else _PATCH
-        return ImageTokens(arrays, max(1, shape[1] if len(shape) == 3 else prod(shape[-2:]) // patch**2))
+        positions = max(1, shape[1] if len(shape) == 3 else prod(shape[-2:]) // patch**2)
+        return ImageTokens(arrays, np.zeros(positions, np.int64))
 
     def divide(self, sequences: Sequence[Tokens]) -> list[list[int]]:
         texts: list[int] = []
@@ -135,3 +151,15 @@ class ImageTextPipeline(NetworkPipeline):
         if isinstance(sequences[0], ImageTokens):
             return ImageBatch(sequences, requests, self.encoder.pad_id)
         return super().pad(sequences, requests)
+
+
+def query_form(processor: Any, checkpoint: Checkpoint) -> tuple[str, str]:
+    """Return the texts before and after a query in ``processor`` of ColPali or ColQwen2.
+
+    Raises UNSUPPORTED for a processor of another kind.
+    """
+    name = type(processor).__name__
+    if name not in _QUERIES:
+        raise unsupported(f"'{checkpoint.source}' has a {name}; of those for pages, {', '.join(_QUERIES)} are served")
+    begin = processor.tokenizer.bos_token if name == "ColPaliProcessor" else ""
+    return f"{begin}{processor.query_prefix}", f"{processor.query_augmentation_token * 10}\n"

@@ -30,6 +30,7 @@ from conch.checkpoints.modules import (
     Module,
     joined,
     predicts_tokens,
+    retrieval_head,
 )
 from conch.checkpoints.pooling import splade_settings
 from conch.checkpoints.steps import (
@@ -169,7 +170,7 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
         if self._lower:
             texts = [text.lower() for text in texts]
         encoder = self._encoders.get(task, self._encoders[None]).requested(request.parameters)
-        sequences, truncated = encoder.encode(texts)
+        sequences, truncated = self.encode(encoder, texts)
         skipped = PromptTokens()
         if prompt and not self._pools_prompt:
             skipped = self._prompt_tokens(prompt, encoder)
@@ -180,6 +181,10 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
         prepared = TextRequest(request, sequences, truncated, skipped)
         prepared.pipeline, prepared.task = self, task
         return prepared
+
+    def encode(self, encoder: InputEncoder, texts: Sequence[str]) -> tuple[list[Tokens], int]:
+        """Return the tokens of texts, and the number of texts that were truncated."""
+        return encoder.encode(texts)
 
     def _prompt_tokens(self, prompt: str, encoder: InputEncoder) -> PromptTokens:
         """Return the tokens of ``prompt`` in texts of ``encoder``; on the left, truncation removes them first."""
@@ -269,11 +274,15 @@ def open_network(
 ) -> Any:
     """Open the engine of a Transformer module, with the outputs that the modules after it read."""
     task = str(module.config.get("transformer_task") or "")
-    if task not in ("", "feature-extraction", "fill-mask"):
+    if task not in ("", "feature-extraction", "fill-mask", "retrieval"):
         raise unsupported(f"'{checkpoint.source}': its Transformer module has the task '{task}', which embeds no text")
     settings: dict[str, Any] = {} if part is checkpoint else {"part": part}
     if module.methods is not None:
         settings["methods"] = module.methods
+    if task == "retrieval":
+        if not (head := retrieval_head(part)):
+            raise unsupported(f"'{checkpoint.source}': its Transformer module has no network for pages of documents")
+        return open_engine(head, outputs=(output_of(module),), **settings)
     if predicts_tokens(module):
         if others and others[0].kind == "SpladePooling":
             settings["splade"] = splade_settings(others[0])

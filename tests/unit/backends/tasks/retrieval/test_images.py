@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 
 from conch.backends.base.arrays import Array
@@ -23,7 +24,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import ConchError
 from tests import task_checkpoints
-from tests.retrieval_models import close, completed, open_model, vectors
+from tests.retrieval_models import close, completed, open_model, token_vectors, vectors
 from tests.task_checkpoints import image_file
 from tests.text_checkpoints import request
 
@@ -141,3 +142,39 @@ def test_image_runs_have_one_shape_and_the_tokens_of_a_batch(tmp_path: Path) -> 
     work = ExecutionWork()
     completed(task.execute(prepared, work))
     assert (work.sequences, work.runs, work.padded) == (4, 2, 1024)
+
+
+def pages(model: Task, requests: Sequence[Sequence[str | bytes]], **inputs: str) -> list[Array]:
+    """The vectors of each row of requests that run together."""
+    prepared = []
+    for rows in requests:
+        name = "text_input" if type(rows[0]) is str else "image"
+        prepared.append(model.prepare(request(**{name: list(rows)}, **{key: [value] for key, value in inputs.items()})))
+    return token_vectors(completed(model.execute(prepared, ExecutionWork())))
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["saved", "bare"])
+@pytest.mark.parametrize(
+    "make",
+    [task_checkpoints.colpali, task_checkpoints.colqwen2, partial(task_checkpoints.colqwen2, kind="qwen2_5_vl")],
+    ids=["colpali", "colqwen2", "colqwen2.5"],
+)
+def test_pages_of_documents(tmp_path: Path, make: Callable[[Path], Path], saves: bool) -> None:
+    folder = make(tmp_path / "bare")
+    reference: Any = MultiVectorEncoder(str(folder), device="cpu")
+    if saves:
+        folder = tmp_path / "saved"
+        reference.save(str(folder), create_model_card=False)
+    task = open_model(folder)
+    files = [*FILES, image_file(40, 30, 4)]
+    expected = [reference.encode_document(picture(file)).numpy() for file in files]
+    queries = [reference.encode_query(text).numpy() for text in TEXTS]
+    for found, wanted in (
+        (pages(task, [files]), expected),
+        (pages(task, [[file] for file in files]), expected),
+        (pages(task, [[text] for text in TEXTS], task="query"), queries),
+        (pages(task, [[files[0]], [TEXTS[0]], [files[4]]]), [expected[0], queries[0], expected[4]]),
+    ):
+        for own, other in zip(found, wanted, strict=True):
+            assert own.shape == other.shape
+            close(own, other)
