@@ -1,0 +1,82 @@
+"""Thinking and calls in the Messages API: content blocks, their events, and the arguments that they carry."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from conch.wire.anthropic.request import read_message_request
+from conch.wire.openai.reading import Fields
+from conch.wire.openai.response import ChoiceDelta, GenerationResponse
+from conch.wire.output.formats import OutputFormat
+
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+THINKS = OutputFormat("hermes", ("<think>", "</think>")).dumps()
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+TEXT = '<think>Hm.</think>Yes.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+def response(**members: Any) -> GenerationResponse:
+    messages = [{"role": "user", "content": "a"}]
+    chat = read_message_request(Fields({"max_tokens": 100, "messages": messages, "tools": [TOOL], **members}))
+    return replace(chat.plan, output_format=THINKS).answer("m")
+
+
+def whole(text: str, **members: Any) -> Message:
+    message = response(**members)
+    message.add(0, ChoiceDelta(text, finish="stop"), last=True)
+    return Message.model_validate_json(message.body())
+
+
+def test_thinking_and_calls_are_blocks() -> None:
+    thinking, text, call = whole(TEXT).content
+    assert (thinking.type, thinking.thinking, text.text) == ("thinking", "Hm.", "Yes.")  # type: ignore[union-attr]
+    assert (call.name, call.input) == ("f", {"a": 1})  # type: ignore[union-attr]
+
+
+def test_stream_of_blocks_has_every_event_in_order() -> None:
+    streamed = response(stream=True)
+    data = b"".join([streamed.events(0, ChoiceDelta(character), last=False) for character in TEXT])
+    data += streamed.events(0, ChoiceDelta(finish="stop"), last=True) + streamed.closing()
+    found = [json.loads(block.partition(b"data: ")[2]) for block in data.split(b"\n\n") if block]
+    valid = [EVENT.validate_python(event) for event in found if event["type"] != "ping"]
+    kinds = [event.delta.type if event.type == "content_block_delta" else event.type for event in valid]
+    assert [kind for index, kind in enumerate(kinds) if not index or kind != kinds[index - 1]] == [
+        "message_start", "content_block_start", "thinking_delta", "signature_delta", "content_block_stop",
+        "content_block_start", "text_delta", "content_block_stop", "content_block_start", "input_json_delta",
+        "content_block_stop", "message_delta", "message_stop",
+    ]  # fmt: skip
+    arguments = [
+        event.delta.partial_json for event in valid if event.type == "content_block_delta" and event.index == 2
+    ]
+    assert json.loads("".join(arguments)) == {"a": 1}
+    assert valid[-2].delta.stop_reason == "tool_use"
+
+
+@pytest.mark.parametrize(
+    "thinking", [{"type": "disabled"}, {"type": "enabled", "budget_tokens": 9, "display": "omitted"}]
+)
+def test_thinking_is_left_out_if_the_client_says_so(thinking: dict[str, Any]) -> None:
+    assert [block.type for block in whole(TEXT, thinking=thinking).content] == ["text", "tool_use"]
+
+
+def test_message_without_text_has_an_empty_block() -> None:
+    [block] = whole("").content
+    assert (block.type, block.text) == ("text", "")  # type: ignore[union-attr]
+
+
+def test_template_is_told_whether_to_think() -> None:
+    def template(**members: Any) -> Any:
+        fields = Fields({"max_tokens": 1, "messages": [{"role": "user", "content": "a"}], **members})
+        found = read_message_request(fields).template
+        return found and json.loads(found)
+
+    assert template() is None
+    assert template(thinking={"type": "adaptive"}) is None
+    assert template(thinking={"type": "disabled"}) == {"enable_thinking": False}
+    assert template(thinking={"type": "enabled", "budget_tokens": 2000}) == {"enable_thinking": True}

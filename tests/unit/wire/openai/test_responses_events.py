@@ -1,0 +1,117 @@
+"""Reasoning in the Responses API: as its text or as its summary, in items and in events, and as input again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from conch.core.errors import ConchError
+from conch.wire.openai.reading import Fields
+from conch.wire.openai.response import ChoiceDelta, GenerationResponse
+from conch.wire.openai.responses.items import chat_messages, read_input
+from conch.wire.openai.responses.request import read_responses
+from conch.wire.output.formats import OutputFormat
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+THINKS = OutputFormat("hermes", ("<think>", "</think>")).dumps()
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+def response(**members: Any) -> GenerationResponse:
+    chat = read_responses(Fields({"input": "a", **members}), previous=None, items=[])
+    return replace(chat.plan, output_format=THINKS).answer("m")
+
+
+def events(text: str, **members: Any) -> list[Any]:
+    """The events of a stream of a text, a character at a time."""
+    streamed = response(stream=True, **members)
+    data = b"".join([streamed.events(0, ChoiceDelta(character, tokens=1), last=False) for character in text])
+    data += streamed.events(0, ChoiceDelta(finish="stop"), last=True)
+    streamed.usage.add(1, [ChoiceDelta(tokens=len(text))])
+    data += streamed.closing()
+    found = [block.partition(b"data: ")[2] for block in data.split(b"\n\n") if block]
+    return [EVENT.validate_json(event) for event in found]
+
+
+def names(found: list[Any]) -> list[str]:
+    """The types of events; several deltas of one kind count as one."""
+    types = [event.type.removeprefix("response.") for event in found]
+    return [name for index, name in enumerate(types) if not index or name != types[index - 1]]
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ({}, ["content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done"]),
+        ({"reasoning": {"summary": "auto"}},
+         ["reasoning_summary_part.added", "reasoning_summary_text.delta", "reasoning_summary_text.done",
+          "reasoning_summary_part.done"]),
+    ],
+)  # fmt: skip
+def test_reasoning_is_an_item_before_the_answer(members: dict[str, Any], expected: list[str]) -> None:
+    found = events(f"<think>Hm.</think>Yes.{CALL}", tools=[TOOL], **members)
+    assert names(found) == [
+        "created", "in_progress", "output_item.added", *expected, "output_item.done", "output_item.added",
+        "content_part.added", "output_text.delta", "output_text.done", "content_part.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    final = found[-1].response
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
+    parts = final.output[0].summary if members else final.output[0].content
+    assert [part.text for part in parts] == ["Hm."]
+    assert 0 < final.usage.output_tokens_details.reasoning_tokens < final.usage.output_tokens
+
+
+def test_whole_response_is_that_of_the_stream() -> None:
+    text = f"<think>Hm.</think>Yes.{CALL}"
+    whole = response(tools=[TOOL])
+    whole.add(0, ChoiceDelta(text, finish="stop"), last=True)
+    streamed = events(text, tools=[TOOL])[-1].response
+    document = Response.model_validate_json(whole.body())
+
+    def shown(final: Response) -> list[Any]:
+        return [{**item.to_dict(), "id": "", "call_id": ""} for item in final.output]
+
+    assert shown(document) == shown(streamed)
+
+
+def test_output_is_input_again() -> None:
+    whole = response(tools=[TOOL])
+    whole.add(0, ChoiceDelta(f"<think>Hm.</think>Yes.{CALL}", finish="stop"), last=True)
+    items = json.loads(whole.body())["output"]
+    [message] = chat_messages(read_input(Fields({"input": items})))
+    assert (message["content"], message["reasoning_content"]) == ([{"type": "text", "text": "Yes."}], "Hm.")
+    assert [json.loads(call["function"]["arguments"]) for call in message["tool_calls"]] == [{"a": 1}]
+
+
+def test_failure_ends_the_stream_with_what_there_is() -> None:
+    streamed = response(stream=True)
+    data = streamed.events(0, ChoiceDelta("Yes."), last=False) + streamed.failure(500, ConchError("broken"))
+    last = EVENT.validate_json(data.split(b"\n\n")[-2].partition(b"data: ")[2])
+    assert (last.type, last.response.status, last.response.error.code) == ("response.failed", "failed", "server_error")
+
+
+def test_turns_become_messages() -> None:
+    items = [
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "2", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "b"},
+        {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "c"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "y"}]},
+        {"role": "assistant", "content": "d"},
+        {"role": "assistant", "content": "e"},
+    ]
+    messages = chat_messages(read_input(Fields({"input": items})))
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "assistant", "assistant"]
+    assert messages[1]["reasoning_content"] == "x"
+    assert [call["id"] for call in messages[1]["tool_calls"]] == ["1", "2"]
+    assert messages[4]["reasoning_content"] == "y"
