@@ -18,6 +18,7 @@ from conch.core.inference import InferResponse, ModelSignature, TensorSpec
 from conch.core.tensors import WireTensor, pack_bytes
 from conch.frontends.offloading import work
 from conch.wire.openai.response import ChoiceDelta, ResponsePlan, read_response
+from conch.wire.openai.responses.items import join_entry
 from tests.fuzz.schemas import RandomValues
 
 #: A number of bodies that takes about a second; more were tried before.
@@ -41,7 +42,7 @@ def find_signature(name: Any) -> ModelSignature:
 
 
 def find_response(id: str) -> bytes:
-    return b'{"items": [], "response": {"output": []}}'
+    return join_entry(b'{"output": []}', b"[]")
 
 
 def openai(endpoint: str) -> Callable[[bytes], Any]:

@@ -1,6 +1,6 @@
 """Stores the responses of the Responses API, which later requests continue, in memory or in Redis.
 
-Runs on the event loop. An entry is the response and its input as JSON, and expires after a time.
+Runs on the event loop. An entry is the response with its input, and expires after a time.
 """
 
 from __future__ import annotations

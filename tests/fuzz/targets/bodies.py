@@ -12,14 +12,16 @@ from tritonclient.grpc import service_pb2 as pb
 from conch.core.errors import ConchError
 from conch.core.inference import InferResponse, ModelSignature, TensorSpec
 from conch.core.validation import validate_request
+from conch.wire.anthropic.request import read_count_request, read_message_request
 from conch.wire.grpc import control as grpc_control
 from conch.wire.grpc import infer as grpc_infer
 from conch.wire.json import control as json_control
 from conch.wire.json import generate, infer
-from conch.wire.openai.chat import read_chat
+from conch.wire.openai.chat import ChatRequest, read_chat
 from conch.wire.openai.completions import read_completion
 from conch.wire.openai.inputs import generation_inputs
-from conch.wire.openai.reading import ApiError, read_body
+from conch.wire.openai.reading import ApiError, Fields, read_body
+from conch.wire.openai.responses.request import read_responses
 from conch.wire.retrieval.endpoints import ENDPOINTS, decode
 from tests.fuzz.target import target
 
@@ -42,6 +44,10 @@ _TOKENS: Final = (
     b"\\ud800", b'"messages"', b'"role"', b'"content"', b'"tools"', b'"stop"', b'"n"', b'"logit_bias"', b'"seed"',
     b'"response_format"', b'"prompt"', b'"input"', b'"sequence_id"', b'"priority"', b'"timeout"',
 )  # fmt: skip
+
+
+def read_new_response(fields: Fields) -> ChatRequest:
+    return read_responses(fields, previous=None, items=[])
 
 
 def _nothing(response: InferResponse) -> None: ...
@@ -115,12 +121,21 @@ def json_control_bodies(data: bytes) -> None:
         {"model": "m", "messages": [{"role": "assistant", "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
             {"role": "tool", "tool_call_id": "1", "content": "x"}], "response_format": {"type": "json_object"}},
+        {"model": "m", "max_tokens": 3, "system": [{"type": "text", "text": "a"}], "stop_sequences": ["a"],
+         "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "x"}]},
+                      {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}],
+         "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"}, "thinking": {"type": "x"}},
+        {"model": "m", "instructions": "a", "max_output_tokens": 3, "text": {"format": {"type": "json_object"}},
+         "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                   {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                   {"type": "function_call_output", "call_id": "1", "output": "x"}],
+         "tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "function", "name": "f"}},
         {"model": "m", "prompt": ["a", "b"], "max_tokens": 3, "echo": False, "logprobs": 2, "guided_regex": "a+"},
     ),
     tokens=_TOKENS,
 )  # fmt: skip
 def openai(data: bytes) -> None:
-    for read in (read_chat, read_completion):
+    for read in (read_chat, read_completion, read_message_request, read_count_request, read_new_response):
         with contextlib.suppress(ConchError, ApiError):
             asked = read(read_body(data))
             for signature in _SIGNATURES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import socket
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from tests.conftest import Server
 from tests.hostile.attack import MEBIBYTE, attack
 
 _GZIP: Final = {"Content-Encoding": "gzip"}
+_LIMIT: Final = {"max_tokens": 10_000}
 
 
 def _post(server: Server, path: str, body: bytes, headers: dict[str, str] | None = None) -> int:
@@ -62,6 +64,52 @@ def compressed_member(server: Server, stack: ExitStack) -> None:
     name = b"a" * 50_000_000
     body = gzip.compress(b'{"model":"talker","messages":[{"role":"user","content":"a"}],"%b":1}' % name, 1)
     _post(server, "/v1/chat/completions", body, _GZIP)
+
+
+@attack("a response and a message of 400,000 items in gzip", conch_only=True)
+def compressed_items(server: Server, stack: ExitStack) -> None:
+    item = b'{"role":"user","content":"a"}'
+    items = b"%b%b" % (b"%b," % item * 400_000, item)
+    _post(server, "/v1/responses", gzip.compress(b'{"model":"talker","store":false,"input":[%b]}' % items), _GZIP)
+    block = b'{"type":"text","text":"a"}'
+    blocks = b"%b%b" % (b"%b," % block * 400_000, block)
+    message = b'{"model":"talker","max_tokens":1,"messages":[{"role":"user","content":[%b]}]}' % blocks
+    _post(server, "/v1/messages", gzip.compress(message), _GZIP)
+
+
+@attack("responses of 3 MB that continue each other, with the lists of their input", conch_only=True)
+def continued_responses(server: Server, stack: ExitStack) -> None:
+    body = {"model": "talker", "max_output_tokens": 1, "input": "word " * 600_000}
+    connection = http.client.HTTPConnection(server.http, timeout=60)
+    stack.callback(connection.close)
+    ids = []
+    for _ in range(4):
+        connection.request("POST", "/v1/responses", json.dumps(body))
+        body["previous_response_id"] = json.load(connection.getresponse())["id"]
+        ids.append(body["previous_response_id"])
+        connection.request("GET", f"/v1/responses/{ids[-1]}/input_items")
+        assert len(json.load(connection.getresponse())["data"]) == 2 * len(ids) - 1
+    for id in ids:
+        connection.request("DELETE", f"/v1/responses/{id}")
+        assert json.load(connection.getresponse())["deleted"]
+
+
+@attack("20 streams of events that are not read, of responses and messages", conch_only=True)
+def unread_events(server: Server, stack: ExitStack) -> None:
+    text = "!say " + "word " * 5_000
+    bodies = {
+        "responses": {"model": "talker", "stream": True, "input": text},
+        "messages": {**_LIMIT, "model": "talker", "stream": True, "messages": [{"role": "user", "content": text}]},
+    }
+    host, port = server.http.split(":")
+    for path, body in bodies.items():
+        data = json.dumps(body).encode()
+        head = b"POST /v1/%b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data))
+        for _ in range(10):
+            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            connection.sendall(head + data)
+    # The last one is served after the others.
+    _post(server, "/v1/responses", json.dumps({"model": "talker", "input": "word"}).encode())
 
 
 @attack("60 MB of JSON for a load, and for the repository index")

@@ -16,7 +16,7 @@ from typing import Any
 
 from conch.core.errors import Code, ConchError, internal
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
-from conch.core.tensors import WireTensor
+from conch.core.tensors import Buffer, WireTensor
 from conch.frontends.http.background_tasks import BackgroundTasks, take_body
 from conch.frontends.http.dialects import refuse
 from conch.frontends.http.exchange import HttpExchange
@@ -130,13 +130,13 @@ class Translation:
 class EntryNeeded(ConchError):
     """An entry of a store is being read; the caller can wait for it and call again."""
 
-    def __init__(self, entry: Awaitable[object]) -> None:
+    def __init__(self, entry: Awaitable[Buffer | None]) -> None:
         super().__init__("an entry is being read", Code.UNAVAILABLE)
         self._entry = entry
 
-    async def wait(self) -> None:
-        """Wait for the entry."""
-        await self._entry
+    async def wait(self) -> int:
+        """Wait for the entry, and return its size (bytes)."""
+        return len(await self._entry or b"")
 
 
 class ModelRequests:
@@ -187,8 +187,10 @@ class ModelRequests:
                 body = b""
                 try:
                     plan, inputs = await decoding
-                except (LoadNeeded, EntryNeeded) as needed:
+                except LoadNeeded as needed:
                     await needed.wait()
+                except EntryNeeded as needed:
+                    size += await needed.wait()
                 else:
                     translation.respond(exchange, model, plan, inputs).start(model, self._server.tracing)
                     return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import Any
 
 import orjson
 
@@ -15,12 +14,13 @@ from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.model_requests import EntryNeeded, RequestsResponder, Translation
 from conch.frontends.http.openai import GenerationResponder, OpenAi
 from conch.frontends.offloading import work
+from conch.frontends.offloading.offloader import LARGE_BYTES, Offloader
 from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.response_store import ResponseStore
 from conch.wire.openai.reading import ApiError
 from conch.wire.openai.response import ResponsePlan
-from conch.wire.openai.responses.items import list_items
+from conch.wire.openai.responses.items import split_entry
 from conch.wire.openai.responses.response import ResponsesResponse
 
 
@@ -49,9 +49,10 @@ class ResponsesResponder(GenerationResponder):
 class Responses:
     """The handlers; ``openai`` starts the requests."""
 
-    def __init__(self, server: InferenceServer, openai: OpenAi) -> None:
+    def __init__(self, server: InferenceServer, openai: OpenAi, offloader: Offloader) -> None:
         self._store = server.response_store
         self._openai = openai
+        self._offloader = offloader
         self._tasks = BackgroundTasks(refuse)
 
     def create(self, exchange: HttpExchange) -> None:
@@ -60,7 +61,7 @@ class Responses:
 
         def find_response(id: str) -> bytes:
             entry = entries[id] if id in entries else self._find(id)
-            if isinstance(entry, Awaitable):
+            if isinstance(entry, Awaitable) or (id not in entries and entry is not None and len(entry) > LARGE_BYTES):
                 raise EntryNeeded(self._keep(entries, id, entry))
             if entry is None:
                 message = f"Previous response with id '{id}' not found."
@@ -91,22 +92,25 @@ class Responses:
         return None if self._store is None else self._store.find(id)
 
     @staticmethod
-    async def _keep(entries: dict[str, bytes | None], id: str, entry: Awaitable[bytes | None]) -> None:
-        entries[id] = await entry
+    async def _keep(
+        entries: dict[str, bytes | None], id: str, entry: bytes | Awaitable[bytes | None] | None
+    ) -> bytes | None:
+        """Put an entry into ``entries`` and return it."""
+        entries[id] = await entry if isinstance(entry, Awaitable) else entry
+        return entries[id]
 
-    async def _stored(self, id: str) -> dict[str, Any]:
+    async def _stored(self, id: str) -> bytes:
         """Return an entry of the store. Raises NOT_FOUND."""
         entry = self._find(id)
         if isinstance(entry, Awaitable):
             entry = await entry
         if entry is None:
             raise ApiError(f"Response with id '{id}' not found.", "id", code=Code.NOT_FOUND)
-        stored: dict[str, Any] = orjson.loads(entry)
-        return stored
+        return entry
 
     async def _retrieve(self, exchange: HttpExchange, id: str) -> None:
-        stored = await self._stored(id)
-        exchange.respond(200, [JSON], orjson.dumps(stored["response"]))
+        response, _ = split_entry(await self._stored(id))
+        exchange.respond(200, [JSON], response)
 
     async def _remove(self, exchange: HttpExchange, id: str) -> None:
         await self._stored(id)
@@ -115,5 +119,5 @@ class Responses:
         exchange.respond(200, [JSON], orjson.dumps({"id": id, "object": "response", "deleted": True}))
 
     async def _input_items(self, exchange: HttpExchange, id: str) -> None:
-        stored = await self._stored(id)
-        exchange.respond(200, [JSON], list_items(stored["items"]))
+        entry = await self._stored(id)
+        exchange.respond(200, [JSON], await self._offloader.run(len(entry), work.input_items, entry))

@@ -382,7 +382,7 @@ def _openai_table(server: InferenceServer, offloader: Offloader, control: Contro
     """Return the routes of OpenAI's and Anthropic's APIs, and the health check of Triton's OpenAI front end."""
     get, post = b"GET", b"POST"
     openai = OpenAi(server, offloader)
-    responses = Responses(server, openai)
+    responses = Responses(server, openai, offloader)
     return [
         HttpEndpoint(r"/v1/models", "metadata", {get: openai.models}, dialect=OPENAI),
         HttpEndpoint(r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}, dialect=OPENAI),

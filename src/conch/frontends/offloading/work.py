@@ -30,7 +30,7 @@ from conch.wire.json.infer import encode_infer as encode_parts
 from conch.wire.openai.models import require_chat
 from conch.wire.openai.reading import Fields, read_body
 from conch.wire.openai.response import ResponsePlan
-from conch.wire.openai.responses.items import stored_items
+from conch.wire.openai.responses.items import list_items, stored_items
 from conch.wire.openai.responses.request import read_responses
 from conch.wire.regions import Regions
 from conch.wire.retrieval import endpoints as retrieval_endpoints
@@ -221,6 +221,11 @@ def encode_infer(
     return len(document) if blobs else 0, parts
 
 
+def input_items(entry: Buffer) -> bytes:
+    """Return the list of the input items of a stored response."""
+    return list_items(entry)
+
+
 def retrieval_body(plan: RetrievalPlan, model: str, parts: list[Sequence[WireTensor]]) -> Buffer:
     """Return the body of a response to a request for retrieval, from the outputs of each request to the model."""
     return plan.body(model, Results(plan, parts))
@@ -233,7 +238,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     function.__name__: function
     for function in (
         infer, generate, openai, responses, retrieval, read_load, grpc_infer, strings, encode_infer, encode_generate,
-        encode_texts, retrieval_body,
+        encode_texts, input_items, retrieval_body,
     )
 }  # fmt: skip
 

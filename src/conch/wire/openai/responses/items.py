@@ -7,6 +7,7 @@ of both.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from struct import Struct
 from typing import Any, Final
 from uuid import uuid4
 
@@ -23,6 +24,10 @@ _TEXTS: Final = {"input_text": "text", "output_text": "text", "text": "text", "r
 #: Parts and items that need a model or a service that is not here.
 _FOREIGN_PARTS: Final = ("input_image", "input_file", "input_audio")
 _PREFIXES: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+#: The length of the response in an entry of the response store.
+_LENGTH: Final = Struct("<Q")
 
 
 def new_id(kind: str) -> str:
@@ -46,10 +51,23 @@ def read_input(fields: Fields) -> list[Item]:
 
 
 def stored_items(entry: Buffer) -> list[Item]:
-    """Return the items of a stored response (JSON): its input, which includes that of earlier ones, and its output."""
-    stored = orjson.loads(entry)
-    items: list[Item] = stored["items"] + stored["response"]["output"]
-    return items
+    """Return the items of a stored response: its input, which includes that of earlier ones, and its output."""
+    response, items = split_entry(entry)
+    before: list[Item] = orjson.loads(items)
+    after: list[Item] = orjson.loads(response)["output"]
+    return before + after
+
+
+def join_entry(response: bytes, items: Buffer) -> bytes:
+    """Return the entry of the response store for a response and its input items, both JSON."""
+    return b"%b%b%b" % (_LENGTH.pack(len(response)), response, bytes(items))
+
+
+def split_entry(entry: Buffer) -> tuple[memoryview, memoryview]:
+    """Return the response and its input items, both JSON."""
+    view = memoryview(entry)
+    end = _LENGTH.size + _LENGTH.unpack_from(view)[0]
+    return view[_LENGTH.size : end], view[end:]
 
 
 def _read_item(item: Any, path: str) -> Item:
@@ -180,9 +198,10 @@ def _chat_content(content: str | list[dict[str, Any]]) -> str | list[dict[str, A
     ]
 
 
-def list_items(items: list[Item]) -> bytes:
-    """Return the list of the input of a response, the newest item first, as OpenAI does."""
-    newest = items[::-1]
+def list_items(entry: Buffer) -> bytes:
+    """Return the list of the input items of a stored response, the newest first, as OpenAI does."""
+    _, items = split_entry(entry)
+    newest: list[Item] = orjson.loads(items)[::-1]
     ids = [item["id"] for item in newest]
     listed = {"object": "list", "data": newest, "has_more": False}
     return orjson.dumps({**listed, "first_id": ids[0] if ids else "", "last_id": ids[-1] if ids else ""})

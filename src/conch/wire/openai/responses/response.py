@@ -15,7 +15,7 @@ from conch.wire.openai.chat import ChatPlan
 from conch.wire.openai.conversation import ConversationResponse
 from conch.wire.openai.reading import error_object
 from conch.wire.openai.response import chat_logprobs
-from conch.wire.openai.responses.items import Item, new_id
+from conch.wire.openai.responses.items import Item, join_entry, new_id
 from conch.wire.output.events import ToolCallStart
 
 
@@ -89,11 +89,9 @@ class ResponsesResponse(ConversationResponse):
 
     @property
     def stored(self) -> bytes | None:
-        """The response and its input as JSON, None if it is not stored."""
+        """The entry of the response store, None if the response is not stored."""
         items = self._form.items
-        if items is None:
-            return None
-        return orjson.dumps({"response": self._object(), "items": orjson.Fragment(bytes(items))})
+        return None if items is None else join_entry(self.body(), items)
 
     def _object(self) -> orjson.Fragment:
         incomplete = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
