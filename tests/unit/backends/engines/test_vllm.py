@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from conch.backends.batching.json_schemas import rewrite
 from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, TokenLogprobs
 from conch.backends.generation.generation_backend import open_engine
 from conch.backends.generation.service import BROKEN
@@ -341,6 +342,22 @@ def test_parameters_are_passed_on() -> None:
     assert [(one.stop_token_ids, one.ignore_eos) for one in found] == [([7], True), ([], True), ([8], True)]
     engine.add(EngineRequest(5, [5], Sampling(structured_outputs=Structure("json", "{}"))))
     assert Module.engine.requests["5"][1].structured_outputs == StructuredOutputsParams(json="{}")
+
+
+def test_llguidance_gets_schemas_for_which_it_allows_only_valid_texts() -> None:
+    numbers = Structure("json", '{"anyOf": [{"type": "integer", "x": 1}], "items": [{"type": "null"}]}')
+    engine = open_engine("vllm", spec())
+    engine.add(EngineRequest(1, [5], Sampling(structured_outputs=numbers)))
+    given = Module.engine.requests["1"][1].structured_outputs.json
+    assert json.loads(given) == rewrite(json.loads(numbers.text))
+    unique = '{"items": {"type": "string"}, "uniqueItems": true}'
+    for text, message in (('{"not": {}}', "'not'"), (unique, "'uniqueItems' is not supported for these items")):
+        with pytest.raises(ConchError, match=message) as refused:
+            engine.add(EngineRequest(2, [5], Sampling(structured_outputs=Structure("json", text))))
+        assert refused.value.param == "structured_outputs"
+    other = open_engine("vllm", spec(arguments={"structured_outputs_config": {"backend": "xgrammar"}}))
+    other.add(EngineRequest(1, [5], Sampling(structured_outputs=numbers)))
+    assert Module.engine.requests["1"][1].structured_outputs.json == numbers.text
 
 
 def test_log_probabilities_and_failures_are_reported() -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from conch.backends.batching.json_schemas import rewrite
+from conch.backends.batching.unique_items import UNIQUE
 from conch.backends.engines.transformers.comparison import compare
 from conch.backends.engines.vllm.arguments import BLOCK, engine_arguments
 from conch.backends.generation.engine import (
@@ -26,7 +28,7 @@ from conch.backends.generation.engine import (
     kv_token_bytes,
 )
 from conch.backends.generation.service import BROKEN
-from conch.core.errors import internal, invalid, one_line
+from conch.core.errors import ConchError, internal, invalid, one_line
 from conch.core.sampling.parameters import NAMES, STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.core.sampling.structures import Structure
 
@@ -88,6 +90,7 @@ class VllmEngine(GenerationEngine):
         vllm = self._vllm
         known = {field.name for field in dataclasses.fields(vllm.EngineArgs)}
         arguments, self.warnings = engine_arguments(spec, known)
+        self._guided = arguments["structured_outputs_config"].backend == "guidance"
         wrong: tuple[type[Exception], ...] = (*_refusals(), OSError)
         try:
             engine = vllm.LLMEngine.from_engine_args(
@@ -105,11 +108,14 @@ class VllmEngine(GenerationEngine):
 
     def add(self, request: EngineRequest) -> None:
         sampling = request.sampling
+        structure = sampling.structured_outputs
+        if structure is not None and structure.kind == "json" and self._guided:
+            structure = Structure("json", _rewritten(structure.text))
         try:
             self._engine.add_request(
                 str(request.id),
                 {"prompt_token_ids": request.prompt},
-                _sampling_params(self._vllm, sampling, self._eos_ids),
+                _sampling_params(self._vllm, sampling, structure, self._eos_ids),
                 lora_request=self._adapters[sampling.lora_name] if sampling.lora_name else None,
                 priority=request.priority,
             )
@@ -287,10 +293,22 @@ def _lora_request(name: str, number: int, path: Path) -> Any:
     return request
 
 
-def _sampling_params(vllm: Any, sampling: SamplingParams, eos_ids: tuple[int, ...]) -> Any:
+def _rewritten(text: str) -> str:
+    """Return a JSON schema for which llguidance allows only valid texts. Raises INVALID_ARG for one without any."""
+    try:
+        rewritten = json.dumps(rewrite(json.loads(text)))
+        if UNIQUE in rewritten:
+            raise invalid("keyword 'uniqueItems' is not supported for these items by engine 'vllm'")
+    except ConchError as error:
+        raise invalid(
+            f"structured_outputs: this json does not compile: {error.message}", "structured_outputs"
+        ) from error
+    return rewritten
+
+
+def _sampling_params(vllm: Any, sampling: SamplingParams, structure: Structure | None, eos_ids: tuple[int, ...]) -> Any:
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    structure = sampling.structured_outputs
     parameters: Any = vllm.SamplingParams(
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
