@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling, WeightedLayerPooling
@@ -160,6 +162,46 @@ def test_old_class_paths_and_configurations(tmp_path: Path) -> None:
     (folder / "2_Dense" / "model.safetensors").unlink()
     (folder / "sentence_bert_config.json").rename(folder / "sentence_roberta_config.json")
     (folder / "sentence_roberta_config.json").write_text(json.dumps({"max_seq_length": 20, "do_lower_case": False}))
+    check(folder)
+
+
+@pytest.mark.parametrize("version", ["2.7.0", "3.4.1", "5.1.2"])
+def test_files_of_older_versions(tmp_path: Path, version: str) -> None:
+    """The names, files and members are those that these versions of sentence-transformers write."""
+    folder = pooled(tmp_path / "folder", dense(nn.Tanh()), Normalize(), modes="weightedmean")
+    kinds = ("Transformer", "Pooling", "Dense", "Normalize")
+    listed = [
+        {"idx": index, "name": str(index), "path": f"{index}_{kind}" if index else "",
+         "type": f"sentence_transformers.models.{kind}"}
+        for index, kind in enumerate(kinds)
+    ]  # fmt: skip
+    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    pooling = {f"pooling_mode_{mode}": mode == "weightedmean_tokens" for mode in modes}
+    activation = "torch.nn.modules.activation.Tanh"
+    prompts = {"query": "the station: ", **({"document": ""} if version > "5" else {}), "odd": "a bus "}
+    settings: dict[str, Any] = {
+        **({"model_type": "SentenceTransformer"} if version > "5" else {}),
+        "__version__": {"sentence_transformers": version, "transformers": "4.41.0", "pytorch": "2.3.0"},
+        "prompts": prompts,
+        "default_prompt_name": "odd",
+        **({"similarity_fn_name": "cosine"} if version > "3" else {}),
+    }
+    for name, content in (
+        ("modules.json", listed),
+        ("config_sentence_transformers.json", settings),
+        ("sentence_bert_config.json", {"max_seq_length": 20, "do_lower_case": False}),
+        ("1_Pooling/config.json", {"word_embedding_dimension": SIZE, **pooling, "include_prompt": False}),
+        (
+            "2_Dense/config.json",
+            {"in_features": SIZE, "out_features": 5, "bias": True, "activation_function": activation},
+        ),
+    ):
+        assert (folder / name).exists()
+        (folder / name).write_text(json.dumps(content))
+    if version < "3":
+        weights = load_file(folder / "2_Dense" / "model.safetensors")
+        torch.save(weights, folder / "2_Dense" / "pytorch_model.bin")
+        (folder / "2_Dense" / "model.safetensors").unlink()
     check(folder)
 
 
