@@ -208,6 +208,29 @@ def leave(server: ConchServer, text: str, *, after: int, model: str = "llama") -
             response.readline()
 
 
+def test_tokens_of_texts_and_chats_are_those_of_transformers(server: ConchServer, repository: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(repository / "llama" / "1")
+    tokens = post(
+        server.http, "/tokenize", {"model": "llama", "prompt": "How can you?", "return_token_strs": True}
+    ).json()
+    assert tokens["tokens"] == tokenizer("How can you?")["input_ids"]
+    assert tokens["token_strs"] == tokenizer.convert_ids_to_tokens(tokens["tokens"])
+    messages = [{"role": "user", "content": "How?"}]
+    for start in (True, False):
+        body = {"model": "llama", "messages": messages, "add_generation_prompt": start}
+        expected = tokenizer.apply_chat_template(messages, add_generation_prompt=start, return_dict=False)
+        assert post(server.http, "/tokenize", body).json()["tokens"] == expected
+    decoded = post(server.http, "/detokenize", {"model": "llama", "tokens": tokens["tokens"]}).json()
+    assert decoded["prompt"] == tokenizer.decode(tokens["tokens"])
+    other = post(server.http, "/tokenize", {"model": "vllm", "prompt": "How can you?"}).json()
+    assert (other["tokens"], other["max_model_len"]) == (tokens["tokens"], 128)
+    # An output on request is not among those of a request that names none.
+    body = {"inputs": [tensor("text_input", "BYTES", ["How"], [1])]}
+    reply = post(server.http, "/v2/models/whole/infer", body)
+    assert [output["name"] for output in reply.json()["outputs"]] == ["text_output"]
+    assert generate(server, "vllm", text_input="How").status == 200
+
+
 def test_a_stream_adds_up_to_the_whole_text(server: ConchServer) -> None:
     body = {"text_input": "How can you be", "max_tokens": 20, "parameters": {"ignore_eos": True}}
     whole = generate(server, exclude_input_in_output=True, **body).json()["text_output"]

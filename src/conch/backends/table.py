@@ -65,6 +65,9 @@ def sequences_unsupported(model: str, backend: str) -> str:
 
 #: Request parameters of backends that sample tokens; these backends refuse unsupported values themselves.
 _SAMPLING: Final = RequestParameters(frozenset(NAMES) | IGNORED | set(REFUSED))
+#: Those of the I/O format ``text``, and its outputs on request.
+_TEXT: Final = RequestParameters(_SAMPLING.names | {text_parameters.ADD_SPECIAL_TOKENS})
+_TOKENS: Final = frozenset({"tokens"})
 #: Request parameters of backends that Triton also has; clients may have been written for Triton.
 _TRITONS: Final = RequestParameters(others=True)
 
@@ -84,7 +87,8 @@ BACKENDS: Final[dict[str, Backend]] = {
         "conch.backends.io_formats.vllm:PARAMETERS",
         shared=True,
         generates=True,
-        request_parameters=_SAMPLING,
+        on_request=_TOKENS,
+        request_parameters=_TEXT,
         by_row=True,
     ),
     "tensorrtllm": Backend(
@@ -129,9 +133,9 @@ WAYS_OUT: Final[dict[str, str]] = {
 _GENERATION: Final = replace(
     BACKENDS["huggingface"],
     prepares=False,
-    on_request=frozenset({"tokens"}),
+    on_request=_TOKENS,
     generates=True,
-    request_parameters=RequestParameters(_SAMPLING.names | {text_parameters.ADD_SPECIAL_TOKENS}),
+    request_parameters=_TEXT,
 )
 
 
