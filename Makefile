@@ -29,8 +29,8 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install --no-compile
 # The tests start conch hundreds of times; where nothing keeps what Python compiles, each start takes a second more.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Parts that two at a time share the cores, the longest first.  A new folder in tests/ belongs to LAST_PART, a new file in
-# a folder to the part that has the folder.
+# Parts that two at a time share the cores, the longest first; MEASURING_PART mostly waits and runs beside them.  A new
+# folder in tests/ belongs to LAST_PART, a new file in a folder to the part that has the folder.
 ignore = $(patsubst %,--ignore=%,$(1))
 MEASURING := tests/unit/measure/perf tests/e2e/analyze tests/e2e/test_perf_analyzer.py
 MODELS := $(patsubst %,tests/unit/%,backends checkpoints convert)
@@ -58,14 +58,14 @@ test: announce $(STAMPS)/engines
 ifdef ARGS
 	$(BIN)/pytest $(ARGS)
 else
-	@$(BIN)/python -m tests.side_by_side "$(MODELS_PART)" "$(DEPLOY_PART)" "$(UNIT_PART)" "$(LAST_PART)" \
-		"$(SERVER_PART)" "$(TEXTS_PART)" "$(MEASURING_PART)" "$(CONFORMANCE_PART)"
+	@$(BIN)/python -m tests.side_by_side --beside "$(MEASURING_PART)" "$(MODELS_PART)" "$(DEPLOY_PART)" "$(UNIT_PART)" "$(LAST_PART)" \
+		"$(SERVER_PART)" "$(TEXTS_PART)" "$(CONFORMANCE_PART)"
 endif
 
 test-slow: announce $(STAMPS)/engines
 	$(BIN)/pytest tests -m slow --ignore=tests/llamacpp --ignore=tests/vllm --ignore=tests/clients $(ARGS)
 
-# Parts of about the same length; the first one mostly waits.
+# Parts of about the same length; the first one mostly waits and runs beside the others.
 FAST_WAITING := tests/unit/measure/perf
 FAST_FRONT_ENDS := $(patsubst %,tests/unit/%,frontends measure/analyze)
 FAST_SERVER := $(patsubst %,tests/unit/%,http2 library machine server telemetry workers)
@@ -73,7 +73,7 @@ test-fast: $(STAMPS)/dev
 ifdef ARGS
 	$(BIN)/pytest tests/unit --core $(ARGS)
 else
-	@$(BIN)/python -m tests.side_by_side "$(FAST_WAITING) --core $(call ignore,$(FAST_WAITING)/test_queueing.py)" \
+	@$(BIN)/python -m tests.side_by_side --beside "$(FAST_WAITING) --core $(call ignore,$(FAST_WAITING)/test_queueing.py)" \
 		"tests/unit --core $(call ignore,$(FAST_WAITING) $(FAST_FRONT_ENDS) $(FAST_SERVER))" \
 		"$(FAST_FRONT_ENDS) --core" "$(FAST_SERVER) --core"
 endif

@@ -1,13 +1,15 @@
 """Runs pytest several times, two at once, so that tests which do not measure share the cores.
 
-    python -m tests.side_by_side "tests/unit --ignore=tests/unit/measure/perf" "tests/docs tests/examples"
+    python -m tests.side_by_side --beside tests/unit/measure/perf "tests/unit/server" "tests/docs tests/examples"
 
-Each argument is a command line of pytest's; the next one is started when one has ended. The first one's output appears
-as it comes, that of each other one when it and all before it have ended. Ends with 1 unless all have passed.
+Each argument is a command line of pytest's; the next one is started when one has ended. One that mostly waits, after
+``--beside``, runs beside the two from the beginning. The first one's output appears as it comes, that of each other one
+when it and all before it have ended. Ends with 1 unless all have passed.
 """
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import shutil
 import signal
@@ -44,13 +46,13 @@ class _Run:
             sys.stdout.flush()
 
 
-def main(runs: Sequence[str]) -> int:
-    """Run them all; returns the exit status."""
-    waiting, started, shown = list(runs), list[_Run](), 0
+def main(runs: Sequence[str], beside: Sequence[str] = ()) -> int:
+    """Run them all, those of ``beside`` from the beginning; returns the exit status."""
+    waiting, started, shown = [*beside, *runs], list[_Run](), 0
     with ExitStack() as open_files:
         while waiting or shown < len(started):
             try:
-                while waiting and sum(run.process.poll() is None for run in started) < AT_ONCE:
+                while waiting and sum(run.process.poll() is None for run in started[len(beside) :]) < AT_ONCE:
                     output = open_files.enter_context(tempfile.TemporaryFile()) if started else None
                     started.append(_Run(waiting.pop(0), output))
                 while shown < len(started) and started[shown].process.poll() is not None:
@@ -63,4 +65,8 @@ def main(runs: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(prog="python -m tests.side_by_side")
+    parser.add_argument("--beside", action="append", default=[], metavar="RUN")
+    parser.add_argument("runs", nargs="*", metavar="RUN")
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.runs, arguments.beside))
