@@ -172,7 +172,7 @@ def read_settings(texts: Mapping[str, Any], file: Path | None = None) -> Read:
             try:
                 _take(chosen, warnings, key, value)
             except ConchError as error:
-                raise _placed(document, error, key) from None
+                raise _with_position(document, error, key) from None
     for name, text in texts.items():
         _take(chosen, warnings, name, text, written=OPTIONS[name].flag if name in OPTIONS else flag_of(name))
     return Read(AnalyzeSettings(**chosen), tuple(warnings))
@@ -193,7 +193,7 @@ def _take(chosen: dict[str, Any], warnings: list[str], key: str, value: Any, *, 
         raise OptionProblem(f"there is no option '{key}'; {hint}", key)
 
 
-def _placed(document: SettingsFile, error: ConchError, key: str) -> ConchError:
+def _with_position(document: SettingsFile, error: ConchError, key: str) -> ConchError:
     """Return the error with the file name and the line of its key."""
     where = error.path if isinstance(error, OptionProblem) else key
     while where and where not in document.lines:

@@ -85,7 +85,7 @@ def _flat(prefix: str, of: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class RankedCandidate:
     """A ranked candidate with its best point (None if it has no valid one).
 
     ``passing`` are the loads at which it satisfies the constraints, and ``broken`` the constraints that its best point
@@ -123,7 +123,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """The result of one search; ``placed`` has every candidate, the best first.
+    """The result of one search; ``candidates`` has every candidate, the best first.
 
     ``goal`` describes the goals, such as ``highest throughput with p99 latency at most 100 ms``. ``latency_limit``
     is the maximum p99 latency (None: no limit). ``notes`` are sentences with doubts about the result. ``machine`` and
@@ -132,7 +132,7 @@ class Analysis:
 
     models: Sequence[str]
     goal: str
-    placed: Sequence[Placed]
+    candidates: Sequence[RankedCandidate]
     load_kind: LoadKind = "concurrency"
     batch_size: int = 1
     latency_limit: float | None = None
@@ -150,12 +150,12 @@ class Analysis:
     apply: str = ""
 
     @property
-    def best(self) -> Placed | None:
+    def best(self) -> RankedCandidate | None:
         """The first configuration that satisfies the constraints."""
-        return next((candidate for candidate in self.placed if candidate.satisfied), None)
+        return next((candidate for candidate in self.candidates if candidate.satisfied), None)
 
     @property
-    def recommended(self) -> Placed | None:
+    def recommended(self) -> RankedCandidate | None:
         """The configuration to use: the best one, or the repository's own; None if nothing is proven."""
         return {"use": self.best, "keep": self.default}.get(self.advice)
 
@@ -167,20 +167,22 @@ class Analysis:
         return self.best is not None and self.best.disturbed
 
     @property
-    def default(self) -> Placed | None:
+    def default(self) -> RankedCandidate | None:
         """The repository's own configuration, if it was measured."""
-        return next((candidate for candidate in self.placed if candidate.is_default), None)
+        return next((candidate for candidate in self.candidates if candidate.is_default), None)
 
     @property
-    def measured(self) -> list[Placed]:
+    def measured(self) -> list[RankedCandidate]:
         """The candidates with a best point."""
-        return [candidate for candidate in self.placed if candidate.point is not None]
+        return [candidate for candidate in self.candidates if candidate.point is not None]
 
     @property
     def has_gpus(self) -> bool:
         """Whether any point has figures of GPUs."""
         return any(
-            point.resources and point.resources.gpus for candidate in self.placed for point in candidate.result.points
+            point.resources and point.resources.gpus
+            for candidate in self.candidates
+            for point in candidate.result.points
         )
 
 
@@ -224,7 +226,7 @@ def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = 
     return Analysis(
         models=search.models,
         goal=in_words(search.goals),
-        placed=_placed(search, ranking),
+        candidates=_ranked_candidates(search, ranking),
         load_kind=circumstances.load_kind,
         batch_size=circumstances.batch_sizes.get(search.models[0], 1),
         latency_limit=min(limits, default=None),
@@ -243,9 +245,9 @@ def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = 
     )
 
 
-def _placed(search: SavedSearch, ranking: Ranking) -> list[Placed]:
+def _ranked_candidates(search: SavedSearch, ranking: Ranking) -> list[RankedCandidate]:
     rows = [
-        Placed(
+        RankedCandidate(
             row.result,
             row.point,
             _passing(row.result.points, search.goals),
@@ -256,7 +258,7 @@ def _placed(search: SavedSearch, ranking: Ranking) -> list[Placed]:
         for row in ranking.rows
     ]
     names = {row.name for row in rows}
-    return [*rows, *(Placed(result, None) for result in search.results if result.candidate.name not in names)]
+    return [*rows, *(RankedCandidate(result, None) for result in search.results if result.candidate.name not in names)]
 
 
 def _passing(points: Sequence[Point], goals: Goals) -> frozenset[float]:

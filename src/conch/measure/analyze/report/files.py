@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from conch.measure.analyze.report.analysis import Analysis, Placed, traits_of
+from conch.measure.analyze.report.analysis import Analysis, RankedCandidate, traits_of
 from conch.measure.analyze.results import Point
 from conch.measure.reports.report import Cell, Table
 from conch.measure.reports.text import csv_text, json_text
@@ -48,12 +48,12 @@ def json(analysis: Analysis) -> str:
         "reason": analysis.reason,
         "best_beside_default": asdict(analysis.comparison) if analysis.comparison else None,
         "notes": list(analysis.notes),
-        "configurations": [_candidate(candidate) for candidate in analysis.placed],
+        "configurations": [_candidate(candidate) for candidate in analysis.candidates],
     }
     return json_text(document)
 
 
-def _candidate(candidate: Placed) -> dict[str, Any]:
+def _candidate(candidate: RankedCandidate) -> dict[str, Any]:
     return {
         "name": candidate.name,
         "overrides": candidate.result.candidate.overrides,
@@ -68,9 +68,9 @@ def _candidate(candidate: Placed) -> dict[str, Any]:
     }
 
 
-def _points(analysis: Analysis) -> Iterator[tuple[Placed, Point, str, str]]:
+def _points(analysis: Analysis) -> Iterator[tuple[RankedCandidate, Point, str, str]]:
     """Yield every point with the shared columns: whether it satisfies the constraints, and the instances."""
-    for candidate in analysis.placed:
+    for candidate in analysis.candidates:
         for point in candidate.result.points:
             instances = " / ".join(
                 traits_of(candidate.result, model, gpus=analysis.has_gpus).instance_text for model in analysis.models

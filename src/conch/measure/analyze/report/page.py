@@ -15,7 +15,7 @@ from conch.measure.analyze.judging.ranking import DefaultComparison
 from conch.measure.analyze.report.analysis import (
     Analysis,
     ConfigTraits,
-    Placed,
+    RankedCandidate,
     load_text,
     memory_of,
     other_changes,
@@ -100,7 +100,7 @@ def summary(analysis: Analysis) -> Iterator[Block | Section]:
         yield CodeBlock(analysis.apply, "To use it:")
 
 
-def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section]:
+def _ranking(analysis: Analysis, detailed: Sequence[RankedCandidate]) -> Iterator[Section]:
     if not analysis.measured:
         return
     shown = {candidate.name for candidate in detailed}
@@ -253,7 +253,7 @@ def _commands(analysis: Analysis) -> Iterator[Section]:
         yield Section("How to reproduce and to apply", blocks, "commands")
 
 
-def _details(analysis: Analysis, candidate: Placed) -> Section:
+def _details(analysis: Analysis, candidate: RankedCandidate) -> Section:
     blocks: list[Block] = []
     if candidate.broken:
         blocks.append(Note("info", f"Violates the constraints: {'; '.join(candidate.broken)}."))
@@ -270,7 +270,7 @@ def _details(analysis: Analysis, candidate: Placed) -> Section:
     return Section(candidate.name, blocks, candidate.name, listed=False)
 
 
-def _stages(analysis: Analysis, candidate: Placed) -> Iterator[Chart]:
+def _stages(analysis: Analysis, candidate: RankedCandidate) -> Iterator[Chart]:
     for model in analysis.models:
         bars: list[Bar] = []
         points = [point for point in candidate.result.points if model in point.models and point.models[model].requests]
@@ -302,12 +302,11 @@ def _bars(point: Point, model: str, group: str) -> Iterator[Bar]:
         yield Bar(group, _STAGE_NAMES[stage], 1e3 * seconds)
 
 
-def _with_default(analysis: Analysis, placed: Sequence[Placed]) -> list[Placed]:
+def _with_default(analysis: Analysis, candidates: Sequence[RankedCandidate]) -> list[RankedCandidate]:
     default = analysis.default
-    candidates = list(placed)
-    if default is not None and default.point is not None and default not in candidates:
-        candidates.append(default)
-    return candidates
+    if default is None or default.point is None or default in candidates:
+        return list(candidates)
+    return [*candidates, default]
 
 
 STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -325,10 +324,10 @@ _SHORT: Final = {
     "Max GPU Memory Usage (MB)": "GPU MB", "Max CPU Memory Usage (MB)": "CPU MB",
 }  # fmt: skip
 
-_Cell = Callable[[Placed], str]
+_Cell = Callable[[RankedCandidate], str]
 
 
-def ranking_table(analysis: Analysis, placed: Sequence[Placed], *, targets: bool = False) -> Table:
+def ranking_table(analysis: Analysis, candidates: Sequence[RankedCandidate], *, targets: bool = False) -> Table:
     """Return the candidates with the figures of their best points; with ``targets``, names link to their sections."""
     columns = _columns(analysis)
     rows = [
@@ -337,7 +336,7 @@ def ranking_table(analysis: Analysis, placed: Sequence[Placed], *, targets: bool
             _tone(good=candidate is analysis.recommended, muted=candidate.disturbed or not candidate.satisfied),
             candidate.name if targets else "",
         )
-        for candidate in placed
+        for candidate in candidates
     ]
     return Table(
         "Configurations, the best first, each at its best load",
@@ -385,7 +384,11 @@ def _columns(analysis: Analysis) -> list[tuple[str, _Cell]]:
         ("Model Config Name", lambda candidate: candidate.name),
         ("Max Batch Size", trait(lambda traits: str(traits.max_batch_size))),
         ("Dynamic Batching", trait(lambda traits: "Enabled" if traits.batching else "Disabled")),
-        *((heading, cell) for heading, cell in optional if len({cell(candidate) for candidate in analysis.placed}) > 1),
+        *(
+            (heading, cell)
+            for heading, cell in optional
+            if len({cell(candidate) for candidate in analysis.candidates}) > 1
+        ),
         ("Total Instance Count", trait(lambda traits: traits.instance_text)),
         (level, point(lambda best: f"{best.load:g}{disturbed_mark(best)}")),
         ("p99 Latency (ms)", figure(lambda figures: milliseconds(figures.percentiles.get(99)))),
@@ -409,7 +412,7 @@ def _resources(gpus: bool, point: Callable[[Callable[[Point], str]], _Cell]) -> 
     ]
 
 
-def load_table(analysis: Analysis, candidate: Placed) -> Table:
+def load_table(analysis: Analysis, candidate: RankedCandidate) -> Table:
     """Return the points of a candidate, the highest load first: client latency, server stages and resources."""
     several = len(analysis.models) > 1
     gpus = analysis.has_gpus
@@ -492,7 +495,7 @@ def headline(analysis: Analysis) -> str:
     best, default = analysis.best, analysis.default
     if not analysis.measured:
         return (
-            f"No configuration of {_names(analysis)} could be measured: none of {len(analysis.placed)}"
+            f"No configuration of {_names(analysis)} could be measured: none of {len(analysis.candidates)}"
             " completed a request."
         )
     if best is None:
@@ -576,11 +579,11 @@ def doubts(analysis: Analysis) -> Iterator[str]:
             yield f"Other processes used the machine while {best.name} was measured. Measure it again."
         for warning in best.point.warnings:
             yield f"{best.name} at {load_text(analysis, best.point.load)}: {warning}."
-        tied = [candidate.name for candidate in analysis.placed if candidate.tied and candidate is not best]
+        tied = [candidate.name for candidate in analysis.candidates if candidate.tied and candidate is not best]
         if tied:
             are = "is" if len(tied) == 1 else "are"
             yield f"Within the noise {_listed(tied)} {are} as good as {best.name}, which is the simplest."
-    points = [point for candidate in analysis.placed for point in candidate.result.points]
+    points = [point for candidate in analysis.candidates for point in candidate.result.points]
     disturbed = sum(point.disturbed for point in points)
     if disturbed:
         were = "measurement was" if len(points) == 1 else "measurements was" if disturbed == 1 else "measurements were"
@@ -589,7 +592,7 @@ def doubts(analysis: Analysis) -> Iterator[str]:
 
 def missing(analysis: Analysis) -> Iterator[str]:
     """Yield what was not measured or failed, with the reasons."""
-    for candidate in analysis.placed:
+    for candidate in analysis.candidates:
         if candidate.result.error:
             yield f"{candidate.name}: {candidate.result.error.rstrip('.')}."
         elif candidate.point is None:
@@ -599,7 +602,7 @@ def missing(analysis: Analysis) -> Iterator[str]:
             total = failed + sum(f.requests for point in candidate.result.points for f in point.models.values())
             yield f"{candidate.name}: {count(failed)} of {count(total)} requests failed."
     stopped = [
-        candidate.name for candidate in analysis.placed if candidate.point is not None and candidate.point.stopped
+        candidate.name for candidate in analysis.candidates if candidate.point is not None and candidate.point.stopped
     ]
     if stopped:
         yield f"Measured briefly, because they were clearly worse: {_listed(stopped)}."
@@ -642,7 +645,7 @@ def _changes(before: ConfigTraits | None, after: ConfigTraits) -> Iterator[str]:
         yield f"batches of {_listed(list(map(str, after.preferred)))} are preferred"
 
 
-def _effects(analysis: Analysis, best: Placed, default: Placed, model: str, of: str) -> Iterator[str]:
+def _effects(analysis: Analysis, best: RankedCandidate, default: RankedCandidate, model: str, of: str) -> Iterator[str]:
     """Yield the differences in stage times of the best configuration and the default at the same load."""
     assert best.point is not None
     other = next((point for point in default.result.points if point.load == best.point.load), None)

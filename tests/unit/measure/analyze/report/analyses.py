@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conch.measure.analyze.report.analysis import Analysis, Placed
+from conch.measure.analyze.report.analysis import Analysis, RankedCandidate
 from conch.measure.analyze.results import Candidate, CandidateResult, ModelFigures, Point
 from conch.measure.perf.server.resources import GpuFigures, ResourceFigures
 
@@ -39,7 +39,7 @@ def candidate(
     name: str, instances: int, batch: int, *, gpu: bool = True, limit: float = 5.0, loads: Sequence[int] = LOADS,
     overrides: Mapping[str, Any] | None = None, disturbed: bool = False, failed: int = 0, delay: int = 0,
     batching: bool = True, broken: Sequence[str] = (), tied: bool = False, model: str = "falcon7b",
-) -> Placed:  # fmt: skip
+) -> RankedCandidate:  # fmt: skip
     points = []
     for load in loads:
         one = figures(load, instances, batch if batching else 1, failed)
@@ -58,7 +58,7 @@ def candidate(
     if overrides:
         changes[model] = {**changes.get(model, {}), **overrides}
     result = CandidateResult(Candidate(name, changes), points, "", {model: own})
-    return Placed(result, best or points[-1], passing, broken if best is None else (), tied=tied)
+    return RankedCandidate(result, best or points[-1], passing, broken if best is None else (), tied=tied)
 
 
 def analysis(*, gpu: bool = True, many: int = 8, **given: Any) -> Analysis:
@@ -87,7 +87,7 @@ def analysis(*, gpu: bool = True, many: int = 8, **given: Any) -> Analysis:
     return Analysis(
         ("falcon7b",),
         "highest throughput with p99 latency at most 1,500 ms",
-        [*placed, slow, Placed(failed, None)],
+        [*placed, slow, RankedCandidate(failed, None)],
         latency_limit=1.5,
         server="conch 0.11.0 at 127.0.0.1:8000",
         machine=[("processor", "Intel(R) Core(TM) i9-13900K, 32 cores, 64 GiB"), ("GPU", "NVIDIA RTX A6000, 48 GB"),
@@ -106,4 +106,4 @@ def nothing() -> Analysis:
         Candidate("m_config_1", {"m": {"max_batch_size": 2}}),
         [Point(1, {"m": ModelFigures(0.0, 0.0, {}, 0.0, 0.0, {}, 0, 40)}, None, warnings=("no request completed",))],
     )
-    return Analysis(("m",), "highest throughput", [Placed(dead, None), Placed(other, None)])
+    return Analysis(("m",), "highest throughput", [RankedCandidate(dead, None), RankedCandidate(other, None)])

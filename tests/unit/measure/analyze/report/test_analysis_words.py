@@ -12,7 +12,7 @@ from rich.console import Console
 
 from conch.measure.analyze.judging.ranking import DefaultComparison
 from conch.measure.analyze.report import files
-from conch.measure.analyze.report.analysis import Analysis, ConfigTraits, Placed
+from conch.measure.analyze.report.analysis import Analysis, ConfigTraits, RankedCandidate
 from conch.measure.analyze.report.page import (
     doubts,
     headline,
@@ -67,20 +67,20 @@ def test_a_candidate_is_said_to_be_worse_only_if_its_own_result_was_cut_short() 
     overloaded = replace(best.point, load=1024.0, stopped=True)
     best = replace(best, result=replace(best.result, points=[*best.result.points, overloaded]))
     worse = replace(worse, point=replace(worse.point, stopped=True))
-    text = " ".join(missing(replace(analysis(), placed=[best, worse])))
+    text = " ".join(missing(replace(analysis(), candidates=[best, worse])))
     assert "clearly worse: m_config_2." in text
 
 
 def test_the_default_may_be_the_best() -> None:
     default = candidate("falcon7b_config_default", 1, 8)
-    found = replace(analysis(), placed=[default])
+    found = replace(analysis(), candidates=[default])
     assert headline(found).startswith("The configuration of the repository is the best of 1: ")
     assert list(reasons(found)) == []
 
 
 def test_when_nothing_keeps_the_constraints_the_closest_is_named() -> None:
     slow = candidate("m_config_1", 1, 1, limit=0.001, broken=["p99 latency is 61 ms and must be at most 1 ms"])
-    text = headline(replace(analysis(), placed=[slow], goal="highest throughput with p99 latency at most 1 ms"))
+    text = headline(replace(analysis(), candidates=[slow], goal="highest throughput with p99 latency at most 1 ms"))
     assert "No configuration of falcon7b reaches the goal (highest throughput with p99 latency at most 1 ms)." in text
     assert "The closest is m_config_1: p99 latency is 61 ms and must be at most 1 ms." in text
 
@@ -202,18 +202,20 @@ def test_figures_of_disturbed_rounds_are_withheld() -> None:
 
 
 def test_disturbed_points_are_marked_and_never_coloured() -> None:
-    def disturb(one: Placed) -> Placed:
+    def disturb(one: RankedCandidate) -> RankedCandidate:
         points = [replace(each, disturbed=True) for each in one.result.points]
         point = replace(one.point, disturbed=True) if one.point is not None else None
         return replace(one, result=replace(one.result, points=points), point=point)
 
-    found = replace(analysis(), placed=[disturb(one) for one in analysis().placed], advice="keep", comparison=None)
+    found = replace(
+        analysis(), candidates=[disturb(one) for one in analysis().candidates], advice="keep", comparison=None
+    )
     assert {row.tone for row in ranking_table(found, found.measured).rows} == {"muted"}
     assert all("*" in "".join(row.cells) for row in ranking_table(found, found.measured).rows)
     assert not {"good"} & {row.tone for measurement in found.measured for row in load_table(found, measurement).rows}
     assert "infer/s" not in headline(found)
     slow = disturb(candidate("m_config_1", 1, 1, limit=0.001, broken=["p99 latency is 61 ms"]))
-    assert headline(replace(found, placed=[slow])).endswith("while other processes used the machine.")
+    assert headline(replace(found, candidates=[slow])).endswith("while other processes used the machine.")
     assert not any(
         "instead of" in reason and "request" in reason and "queue for" in reason for reason in reasons(found)
     )
