@@ -216,6 +216,9 @@ class Settings:
     )
     response_store_secs: Count = option(3600, "HTTP", "Seconds for which these responses are stored.")
 
+    default_temperature: Annotated[float, Range(0, 2)] = option(
+        1.0, "HTTP", "Temperature of the OpenAI and Anthropic APIs if neither the request nor the checkpoint sets one."
+    )
     openai_port: Annotated[int, Range(-1, 65535)] = option(
         -1, "HTTP", "Additional port for only the OpenAI API; 0 selects a free port, -1 disables it."
     )

@@ -53,6 +53,7 @@ GENERATION_PARAMETERS: Final = (
         "answers do not depend on other requests, at the price of one sequence per run of the network",
     ),
     Parameter("max_tokens", "tokens", "the checkpoint's, else 256", "the default of the sampling parameter"),
+    Parameter("default_temperature", "number", "the checkpoint's", "the temperature of requests that set none"),
     Parameter("chat_template", "file", "the checkpoint's", "a Jinja template that makes a prompt of a conversation"),
     Parameter("chat_template_timeout", "seconds", "5", "processor time that the template may take for a conversation"),
     Parameter("output_format", "name", "the template's", "how it writes [tool calls](openai.md#tools-and-reasoning)"),
@@ -77,6 +78,7 @@ class ServingOptions:
     ``truncate`` shortens prompts that exceed the context instead of refusing them. With ``reserve``, a request starts
     only when the KV cache can hold it at its maximum length. ``chat_template`` is a file that replaces the checkpoint's
     template. ``output_format`` is the name of the format of tool calls; empty for the one of the template.
+    ``default_temperature`` is None if the checkpoint's applies.
     """
 
     max_tokens: int = 0
@@ -84,6 +86,7 @@ class ServingOptions:
     reserve: bool = False
     chat_template: Path | None = None
     output_format: str = ""
+    default_temperature: float | None = None
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, *, policy: str = POLICIES[0]) -> ServingOptions:
@@ -94,8 +97,12 @@ class ServingOptions:
         options = checkpoint.options
         policy = _choice(options, "batch_scheduler_policy", POLICIES, policy)
         template = options.text("chat_template")
+        temperature = options.number("default_temperature", -1)
+        if temperature < 0 and "default_temperature" in options.extra:
+            raise invalid(f"parameter 'default_temperature' is {temperature:g}; it must be 0 or more")
         return cls(
             max_tokens=options.integer("max_tokens"),
+            default_temperature=temperature if temperature >= 0 else None,
             truncate=options.truncation == "truncate",
             reserve=policy == "guaranteed_no_evict",
             chat_template=checkpoint.named_path("chat_template", template) if template else None,

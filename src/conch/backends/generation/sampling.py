@@ -129,7 +129,9 @@ GREEDY: Final = 1e-5
 class Defaults:
     """Sampling parameters for requests that do not set them.
 
-    Without ``sample``, decoding is greedy, unless a request sets a parameter that only matters for sampling.
+    Without ``sample``, decoding is greedy, unless a request sets a parameter that only matters for sampling, or comes
+    with a default temperature; with ``greedy``, the checkpoint asks for greedy decoding. ``default_temperature`` is the
+    model's own default, which takes precedence.
     ``chosen``: the configuration or the checkpoint sets ``max_tokens``. If it is false, a chat completion may use the
     whole context, because chat models end their completions themselves.
     """
@@ -137,6 +139,8 @@ class Defaults:
     max_tokens: int = MAX_TOKENS
     chosen: bool = False
     sample: bool = False
+    greedy: bool = False
+    default_temperature: float | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -144,8 +148,13 @@ class Defaults:
     repetition_penalty: float = 1.0
 
     @classmethod
-    def of_checkpoint(cls, generation: Mapping[str, Any], max_tokens: int = 0) -> Defaults:
-        """Read generation_config.json; a ``max_tokens`` above 0 takes precedence over its ``max_new_tokens``."""
+    def of_checkpoint(
+        cls, generation: Mapping[str, Any], max_tokens: int = 0, temperature: float | None = None
+    ) -> Defaults:
+        """Read generation_config.json; a ``max_tokens`` above 0 takes precedence over its ``max_new_tokens``.
+
+        ``temperature`` is the model's own default.
+        """
 
         def number(name: str, default: float) -> float:
             value = generation.get(name)
@@ -156,6 +165,8 @@ class Defaults:
             max_tokens=chosen or MAX_TOKENS,
             chosen=chosen > 0,
             sample=generation.get("do_sample") is True,
+            greedy=generation.get("do_sample") is False,
+            default_temperature=temperature,
             temperature=float(number("temperature", 1.0)),
             top_k=int(number("top_k", 0)),
             top_p=float(number("top_p", 1.0)),
@@ -168,10 +179,13 @@ class Defaults:
         """Return the defaults of vLLM's ``SamplingParams``: 16 tokens, sampled; independent of the checkpoint."""
         return cls(max_tokens=16, sample=True)
 
-    def sampling(self, overrides: SamplingOverrides, remaining: int, *, chat: bool = False) -> SamplingParams:
+    def sampling(
+        self, overrides: SamplingOverrides, remaining: int, *, chat: bool = False, temperature: float | None = None
+    ) -> SamplingParams:
         """Complete the sampling parameters of a request; ``remaining`` tokens fit after its prompt.
 
-        The completion of a ``chat`` may use all of them if ``chosen`` is false.
+        The completion of a ``chat`` may use all of them if ``chosen`` is false. ``temperature`` is the default that
+        comes with the request, which applies if neither the model nor its checkpoint has one.
         """
         limit = remaining if chat and not self.chosen else min(self.max_tokens, remaining)
         sampling = SamplingParams(
@@ -179,8 +193,7 @@ class Defaults:
         )
         beams = sampling.beam_width > 1
         if overrides.get("temperature") is None:
-            sampled = not beams and (self.sample or _asks_to_sample(overrides))
-            sampling.temperature = self.temperature if sampled else 0.0
+            sampling.temperature = 0.0 if beams else self._temperature(_asks_to_sample(overrides), temperature)
         if sampling.temperature < GREEDY:
             sampling.make_greedy()
         elif self.sample:
@@ -188,6 +201,14 @@ class Defaults:
                 if name not in overrides.values:
                     setattr(sampling, name, getattr(self, name))
         return sampling
+
+    def _temperature(self, asked: bool, default: float | None) -> float:
+        """Return the temperature of a request without one; ``asked``: another parameter asks for sampling."""
+        if self.default_temperature is not None:
+            return self.default_temperature
+        if self.sample or asked:
+            return self.temperature
+        return 0.0 if self.greedy or default is None else default
 
 
 def _asks_to_sample(overrides: SamplingOverrides) -> bool:

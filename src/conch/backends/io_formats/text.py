@@ -36,7 +36,7 @@ from conch.config.complete import ADAPTERS, CHAT_TEMPLATE, OUTPUT_FORMAT
 from conch.core.errors import invalid
 from conch.core.inference import TensorSpec
 from conch.core.sampling import TEXT_GENERATION
-from conch.core.sampling.parameters import PARAMETERS, SamplingParameter, SamplingParams
+from conch.core.sampling.parameters import DEFAULT_TEMPERATURE, PARAMETERS, SamplingParameter, SamplingParams
 from conch.core.sampling.structures import parsed
 from conch.core.text_parameters import ADD_SPECIAL_TOKENS, SKIP_SPECIAL_TOKENS
 from conch.machine.facts import openmp, usable_cores
@@ -299,6 +299,7 @@ INPUTS: Final = (
     *(TensorSpec(name, "BYTES", (1,), optional=True) for name in _TEXTS),
     *(TensorSpec(name, "BOOL", (1,), optional=True) for name in _FLAGS),
     *map(_input_of, _VALUES),
+    TensorSpec(DEFAULT_TEMPERATURE, "FP32", (1,), optional=True),
     TensorSpec("pad_id", "INT32", (1,), optional=True),
     *map(_input_of, _WORDS),
     *(TensorSpec(name, "BOOL", (1,), optional=True) for name in _RETURN_FLAGS),
@@ -359,7 +360,7 @@ class TextInterface:
         exclude = request.option("exclude_input_in_output", stream or chat)
         if stream and not exclude:
             raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
-        prompt, sampling = self._sampling(overrides, prompt, chat)
+        prompt, sampling = self._sampling(overrides, prompt, chat, request.option(DEFAULT_TEMPERATURE))
         marks = bool(request.option(INCLUDE_MARKS, False))
         options = TextOutputOptions(
             stream=stream,
@@ -438,15 +439,20 @@ class TextInterface:
         return conversation, True
 
     def _sampling(
-        self, overrides: SamplingOverrides, prompt: list[int], chat: bool
+        self, overrides: SamplingOverrides, prompt: list[int], chat: bool, temperature: float | None
     ) -> tuple[list[int], SamplingParams]:
-        """Return the prompt, truncated if allowed, and its sampling parameters. Raises as :meth:`Limits.check` does."""
+        """Return the prompt, truncated if allowed, and its sampling parameters.
+
+        ``temperature`` is the default that comes with the request. Raises as :meth:`Limits.check` does.
+        """
         if (last := overrides.get("truncate_prompt_tokens")) is not None:
             prompt = prompt[-last:]
         if self.truncate:
             max_tokens = overrides.get("max_tokens") or min(self.defaults.max_tokens, self.limits.remaining(0) // 2)
             prompt = prompt[-max(self.limits.remaining(max_tokens), 1) :]
-        sampling = self.defaults.sampling(overrides, self.limits.remaining(len(prompt)), chat=chat)
+        sampling = self.defaults.sampling(
+            overrides, self.limits.remaining(len(prompt)), chat=chat, temperature=temperature
+        )
         sampling.bad_words_token_ids = self._token_ids_of_words(sampling.bad_words)
         self.limits.check(prompt, sampling, "messages" if chat else "text_input")
         return prompt, sampling
@@ -534,7 +540,7 @@ class TextBackend(GenerationBackend):
 
     def defaults(self, generation: Mapping[str, Any], settings: ServingOptions) -> Defaults:
         """Return the default sampling parameters; ``generation`` is generation_config.json."""
-        return Defaults.of_checkpoint(generation, settings.max_tokens)
+        return Defaults.of_checkpoint(generation, settings.max_tokens, settings.default_temperature)
 
     def arguments(self, engine: str) -> Mapping[str, Any]:
         """Return arguments that are passed unchanged to the library of the named engine."""

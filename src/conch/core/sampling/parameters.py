@@ -26,6 +26,8 @@ MAX_LOGPROBS: Final = 20
 MAX_STOPS: Final = 128
 MAX_STOP_LENGTH: Final = 1024
 MAX_BAD_WORDS: Final = 1024
+#: The input of text models for the temperature that applies if neither the request nor the model sets one.
+DEFAULT_TEMPERATURE: Final = "default_temperature"
 
 
 class Feature(StrEnum):

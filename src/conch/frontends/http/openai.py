@@ -22,6 +22,7 @@ from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
 from conch.server.core import InferenceServer
 from conch.server.model import Model
+from conch.wire.openai.inputs import default_temperature
 from conch.wire.openai.models import list_body, model_body
 from conch.wire.openai.response import ChoiceDelta, ResponsePlan, read_response
 from conch.wire.retrieval.models import kinds
@@ -147,4 +148,9 @@ class OpenAi:
     def _responder(
         self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]
     ) -> RequestsResponder:
-        return GenerationResponder(exchange, model, plan, inputs)
+        return GenerationResponder(exchange, model, plan, self.with_defaults(model, inputs))
+
+    def with_defaults(self, model: Model, inputs: Sequence[dict[str, WireTensor]]) -> list[dict[str, WireTensor]]:
+        """Return the inputs of requests, with this server's default temperature for a model that takes it."""
+        temperature = default_temperature(model.signature, self._server.settings.default_temperature)
+        return [{**tensors, **temperature} for tensors in inputs]

@@ -86,7 +86,7 @@ class Responses:
     def _responder(
         self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]
     ) -> RequestsResponder:
-        return ResponsesResponder(exchange, model, plan, inputs, self._store)
+        return ResponsesResponder(exchange, model, plan, self._openai.with_defaults(model, inputs), self._store)
 
     def _find(self, id: str) -> bytes | Awaitable[bytes | None] | None:
         return None if self._store is None else self._store.find(id)

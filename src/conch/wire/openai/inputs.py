@@ -13,7 +13,7 @@ import orjson
 
 from conch.core.errors import ConchError
 from conch.core.inference import ModelSignature
-from conch.core.sampling.parameters import PARAMETERS
+from conch.core.sampling.parameters import DEFAULT_TEMPERATURE, PARAMETERS
 from conch.core.sampling.structures import GUIDE_TYPES
 from conch.core.sampling.values import Integer
 from conch.core.tensors import WireTensor
@@ -100,6 +100,13 @@ def generation_inputs(
     for name, items in values.items():
         tensors[name] = _tensor(signature, name, items)
     return tensors
+
+
+def default_temperature(signature: ModelSignature, value: float) -> dict[str, WireTensor]:
+    """Return the input for the temperature of requests that set none; empty if the model has no such input."""
+    if DEFAULT_TEMPERATURE not in signature.inputs:
+        return {}
+    return {DEFAULT_TEMPERATURE: _tensor(signature, DEFAULT_TEMPERATURE, [value])}
 
 
 def text_tensor(signature: ModelSignature, name: str, texts: list[bytes]) -> WireTensor:

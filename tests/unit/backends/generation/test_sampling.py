@@ -122,6 +122,25 @@ def test_decoding_is_greedy_unless_something_says_otherwise() -> None:
     assert sampling.sampling(overrides(beam_width=3), 100).temperature == 0
 
 
+@pytest.mark.parametrize(
+    ("generation", "own", "temperature"),
+    [
+        ({}, None, 1.0),
+        ({"do_sample": False, "temperature": 0.6}, None, 0.0),
+        ({"do_sample": True, "temperature": 0.6}, None, 0.6),
+        ({"do_sample": True, "temperature": 0.6}, 0.0, 0.0),
+        ({}, 0.3, 0.3),
+    ],
+)
+def test_default_of_the_request_applies_where_the_model_has_none(
+    generation: dict[str, Any], own: float | None, temperature: float
+) -> None:
+    defaults = Defaults.of_checkpoint(generation, temperature=own)
+    assert defaults.sampling(overrides(), 100, temperature=1.0).temperature == temperature
+    assert defaults.sampling(overrides(temperature=0.9), 100, temperature=1.0).temperature == 0.9
+    assert defaults.sampling(overrides(beam_width=2), 100, temperature=1.0).temperature == 0
+
+
 def test_the_number_of_tokens_is_bounded_by_the_room_where_nobody_chose_it() -> None:
     assert Defaults(max_tokens=256).sampling(overrides(), 10).max_tokens == 10
     assert Defaults(max_tokens=256).sampling(overrides(max_tokens=50), 10).max_tokens == 50

@@ -1,0 +1,77 @@
+"""Chats with a tiny checkpoint whose format of tool calls has special tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from transformers import GenerationConfig, LlamaConfig
+
+from tests.checkpoints import train_tokenizer, write_checkpoint
+from tests.conformance.raw import post as post_raw
+from tests.e2e.openai_api.asking import TOOL, post
+from tests.servers import ConchServer
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if tools %}{{ tools | length }} [TOOL_CALLS]{% endif %}<assistant>"
+)
+MESSAGES = [{"role": "user", "content": "How can you be"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
+    folder = tmp_path_factory.mktemp("chats")
+    tokenizer = train_tokenizer(every_byte=True)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]", "[ARGS]"]})
+    tokenizer.chat_template = TEMPLATE
+    version = folder / "models" / "llama" / "1"
+    write_checkpoint(version, LlamaConfig, {"intermediate_size": 64}, tokenizer, seed=1)
+    GenerationConfig(bos_token_id=0, eos_token_id=0).save_pretrained(version)
+    with ConchServer(folder / "models", log=folder / "log") as server:
+        yield server
+
+
+def chat(server: ConchServer, **more: Any) -> tuple[int, Any]:
+    status, _, reply = post(server, "/v1/chat/completions", {"model": "llama", "messages": MESSAGES, **more})
+    return status, reply
+
+
+def test_special_tokens_of_the_format_reach_the_parser_and_not_the_client(server: ConchServer) -> None:
+    mark = len(train_tokenizer(every_byte=True))  # the first token that was added
+    only = {"logit_bias": {str(mark): 100}}
+    body = {"messages": json.dumps(MESSAGES), "sampling_parameters": json.dumps({**only, "max_tokens": 2})}
+    texts = [
+        post_raw(server.http, "/v2/models/llama/generate", {**body, "include_marks": marks}).json()["text_output"]
+        for marks in (False, True)
+    ]
+    assert texts == ["", "[TOOL_CALLS][TOOL_CALLS]"]
+    for tools in ([TOOL], None):
+        _, reply = chat(server, tools=tools, max_tokens=2, **only)
+        assert reply["choices"][0]["message"]["content"] == ""
+
+
+def test_chat_without_a_temperature_is_sampled(server: ConchServer) -> None:
+    def contents(**members: Any) -> set[str]:
+        replies = [chat(server, seed=seed, max_tokens=16, ignore_eos=True, **members)[1] for seed in (1, 2)]
+        return {reply["choices"][0]["message"]["content"] for reply in replies}
+
+    assert len(contents()) == 2
+    assert len(contents(temperature=0)) == 1
+
+
+def test_usage_and_tokens_of_a_chat(server: ConchServer) -> None:
+    long = [{"role": "user", "content": "How can you be " * 10}]
+    for _ in range(2):
+        _, reply = chat(server, messages=long, max_tokens=3, ignore_eos=True, return_token_ids=True, request_id="mine")
+    assert reply["id"] == "chatcmpl-mine"
+    assert len(reply["choices"][0]["token_ids"]) == reply["usage"]["completion_tokens"] == 3
+    assert 0 < reply["usage"]["prompt_tokens_details"]["cached_tokens"] < reply["usage"]["prompt_tokens"]
+
+
+def test_prompt_over_the_context_has_its_code(server: ConchServer) -> None:
+    status, reply = chat(server, messages=[{"role": "user", "content": "How can you be " * 200}])
+    error = reply["error"]
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
