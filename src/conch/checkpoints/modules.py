@@ -32,7 +32,7 @@ READERS: Final = NETWORKS | {"StaticEmbedding", "SparseStaticEmbedding"}
 #: Modules that compute features from features.
 STEPS: Final = frozenset({
     "Pooling", "Dense", "Normalize", "LayerNorm", "Dropout", "WeightedLayerPooling", "SpladePooling",
-    "SparseAutoEncoder", "MultiVectorMask",
+    "SparseAutoEncoder", "MultiVectorMask", "HierarchicalTokenPooling",
 })  # fmt: skip
 _SERVED: Final = READERS | STEPS | {"Router"}
 _ALIASES: Final[Mapping[str, str]] = {"Asym": "Router"}
@@ -531,7 +531,7 @@ def _check(checkpoint: Checkpoint, modules: Sequence[Module], family: str) -> No
     for module in modules[1:]:
         if module.kind in NETWORKS or module.kind == "StaticEmbedding":
             raise unsupported(f"'{source}' has the module '{module.kind}' after another one")
-        if module.kind in ("Dropout", "WeightedLayerPooling", "MultiVectorMask"):
+        if module.kind in ("Dropout", "WeightedLayerPooling", "MultiVectorMask", "HierarchicalTokenPooling"):
             continue
         if module.kind == "Normalize" and module.source not in features:
             continue

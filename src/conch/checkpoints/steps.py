@@ -94,6 +94,8 @@ def step(checkpoint: Checkpoint, module: Module, vocabulary: Vocabulary) -> Step
             return _through(module, _auto_encoder(checkpoint, module))
         case "MultiVectorMask":
             return _mask(module, vocabulary)
+        case "HierarchicalTokenPooling":
+            return _clusters(checkpoint, module)
         case "StaticEmbedding":
             return _token_vectors(checkpoint, module)
         case "SparseStaticEmbedding":
@@ -143,7 +145,10 @@ def dense(checkpoint: Checkpoint, module: Module) -> Callable[[Array], Array]:
     name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).strip("<>").removeprefix("class ")
     activation = activation_named(name.strip("'") or "torch.nn.Identity", checkpoint.source)
     weights = read_weights(checkpoint, module)
-    learned = [name for name in weights if name.startswith("activation_function.")]
+    learned = {name: array for name, array in weights.items() if name.startswith("activation_function.")}
+    if name.endswith("PReLU") and [array.size for array in learned.values()] == [1]:
+        slope = float(learned.popitem()[1][0])
+        activation = lambda vectors: np.where(vectors > 0, vectors, vectors * np.float32(slope))  # noqa: E731
     if learned or (module.source != SENTENCE and name.endswith(_OVER_ONE_AXIS)):
         why = "whose weights are learned" if learned else "which compares vectors of tokens"
         raise unsupported(f"'{checkpoint.source}': '{module.path}' has the activation '{name}', {why}")
@@ -287,6 +292,45 @@ def _mask(module: Module, vocabulary: Vocabulary) -> Step:
             queries = np.array([task == "query" for task in features.tasks])
             mask = mask & (np.isin(ids, allowed) | queries[:, None])
         features.arrays[MASK] = mask.astype(np.int64)
+        features.padded = True
+
+    return apply
+
+
+def _clusters(checkpoint: Checkpoint, module: Module) -> Step:
+    """Return the step that replaces similar vectors of a text's tokens by their means, except for the first ones."""
+    config = module.config
+    factor, kept = float(config.get("pool_factor", 1.0)), int(config.get("num_protected_tokens", 1))
+    scales = bool(config.get("normalize_embeddings"))
+    tasks = config.get("tasks") or ["document"]
+    tasks = [tasks] if isinstance(tasks, str) else tasks
+    what = f"the module '{module.kind}' of '{checkpoint.source}'"
+    hierarchy = extras.load(what, "scipy.cluster.hierarchy")
+    squareform = extras.load(what, "scipy.spatial.distance").squareform
+
+    def means(vectors: Array) -> Array:
+        count = max(int(len(vectors) // factor), 1)
+        if count >= len(vectors):
+            return vectors
+        distances = np.clip(1 - vectors @ vectors.T, 0, 2)
+        tree = hierarchy.linkage(squareform(distances, checks=False), method="ward")
+        labels = hierarchy.fcluster(tree, t=count, criterion="maxclust")
+        return np.stack([vectors[labels == label].mean(0) for label in np.unique(labels)])
+
+    def pooled(vectors: Array) -> Array:
+        if factor > 1:
+            vectors = np.concatenate([vectors[:kept], means(vectors[kept:])])
+        return normalized(vectors) if scales else vectors
+
+    def apply(features: Features) -> None:
+        rows = []
+        texts = zip(features.arrays[TOKENS], features.arrays[MASK] > 0, features.tasks, strict=True)
+        for vectors, real, task in texts:
+            own = vectors[real]
+            rows.append(pooled(own) if (task or "document") in tasks else own)
+        size = max(map(len, rows))
+        features.arrays[MASK] = np.array([[1] * len(row) + [0] * (size - len(row)) for row in rows])
+        features.arrays[TOKENS] = np.stack([np.pad(row, ((0, size - len(row)), (0, 0))) for row in rows])
         features.padded = True
 
     return apply

@@ -142,6 +142,7 @@ def test_the_signature_is_known_without_weights(tmp_path: Path) -> None:
     assert [(spec.name, spec.datatype, spec.dims) for spec in description.outputs] == [
         ("embedding", "FP32", (32,)),
         ("num_input_tokens", "UINT32", (1,)),
+        ("last_hidden_state", "FP32", (-1, -1)),
     ]
 
 

@@ -107,9 +107,13 @@ def test_an_activation_that_is_not_of_torch_is_refused_by_name(tmp_path: Path) -
             open_model(folder)
 
 
-def test_an_activation_with_weights_is_refused(tmp_path: Path) -> None:
+def test_an_activation_with_one_learned_slope(tmp_path: Path) -> None:
+    check(pooled(tmp_path / "folder", dense(nn.PReLU(init=-0.7))))
+
+
+def test_an_activation_with_several_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConchError, match=r"PReLU', whose weights are learned"):
-        open_model(pooled(tmp_path / "folder", dense(nn.PReLU())))
+        open_model(pooled(tmp_path / "folder", dense(nn.PReLU(5))))
 
 
 @pytest.mark.parametrize("layers", [True, False])

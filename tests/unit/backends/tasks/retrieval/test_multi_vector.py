@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Normalize
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 from torch import nn
 
 from tests.retrieval_models import NEIGHBOURS, backbone, close, dense, each, embed, open_model, saved, token_vectors
@@ -83,3 +83,12 @@ def test_stanford(tmp_path: Path) -> None:
     metadata = {"query_token_id": "[MASK]", "doc_token_id": "[UNK]", "query_maxlen": 13, "doc_maxlen": 25, "dim": 8}
     (folder / "artifact.metadata").write_text(json.dumps(metadata))
     check(folder)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"pool_factor": 2.0}, {"pool_factor": 1.5, "num_protected_tokens": 0, "tasks": ["query", "document"]}]
+)
+def test_similar_vectors_are_replaced_by_their_means(tmp_path: Path, settings: dict[str, Any]) -> None:
+    tokens = Normalize(module_input_name="token_embeddings")
+    modules = projection(), MultiVectorMask(skiplist_words=[","]), tokens, HierarchicalTokenPooling(**settings)
+    check(saved(tmp_path / "folder", backbone(tmp_path / "backbone"), *modules, kind=MultiVectorEncoder))
