@@ -13,6 +13,7 @@ import openai
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
+from conch import __version__
 from tests.checkpoints import train_tokenizer, write_checkpoint
 from tests.conformance.raw import get
 from tests.events import eventually
@@ -100,8 +101,9 @@ def test_greedy_text_is_the_same_everywhere(folder: Path, gpt: openai.OpenAI, cl
     assert chat.choices[0].message.content == wanted
     assert response.output_text == wanted
     assert "".join(block.text for block in message.content if block.type == "text") == wanted
-    counts = [chat.usage.prompt_tokens, response.usage.input_tokens, message.usage.input_tokens]  # type: ignore[union-attr]
-    assert len(set(counts)) == 1
+    assert chat.usage and response.usage
+    in_all = message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+    assert chat.usage.prompt_tokens == response.usage.input_tokens == in_all
     with claude.messages.stream(messages=messages, **greedy) as parts:
         assert parts.get_final_text() == wanted
     *_, completed = gpt.responses.create(
@@ -109,6 +111,13 @@ def test_greedy_text_is_the_same_everywhere(folder: Path, gpt: openai.OpenAI, cl
         stream=True,
     )  # fmt: skip
     assert completed.response.output_text == wanted  # type: ignore[union-attr]
+
+
+def test_model_tells_its_context(gpt: openai.OpenAI, text_server: ConchServer) -> None:
+    assert gpt.models.retrieve("llama").to_dict()["max_model_len"] == 512
+    assert [model.to_dict()["max_model_len"] for model in gpt.models.list()] == [512]
+    assert get(text_server.http, "/version").json() == {"version": __version__}
+    assert get(text_server.http, "/ping").status == 200
 
 
 def test_last_message_of_the_assistant_is_continued(folder: Path, claude: anthropic.Anthropic) -> None:

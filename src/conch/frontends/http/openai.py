@@ -11,6 +11,9 @@ from dataclasses import replace
 from time import time
 from typing import Final
 
+import orjson
+
+from conch import __version__
 from conch.core.errors import ConchError, not_found
 from conch.core.inference import InferResponse
 from conch.core.tensors import WireTensor
@@ -110,14 +113,18 @@ class OpenAi:
         """Handle ``GET /v1/models``: list the ready models that an endpoint can use, and their LoRA adapters."""
         names = [name for name in self._server.ready_models() if self._is_usable(name)]
         adapters = {adapter: name for adapter, name in self._server.adapters().items() if name in names}
-        exchange.respond(200, [JSON], list_body(names, adapters, self._created))
+        exchange.respond(200, [JSON], list_body({name: self._context(name) for name in names}, adapters, self._created))
 
     def model(self, exchange: HttpExchange, name: str) -> None:
         """Handle ``GET /v1/models/{name}``: describe one of them."""
         parent = None if self._is_usable(name) else self._server.adapters().get(name)
         if not self._is_usable(name if parent is None else parent):
             raise not_found(f"The model '{name}' does not exist")
-        exchange.respond(200, [JSON], model_body(name, self._created, parent))
+        exchange.respond(200, [JSON], model_body(name, self._created, self._context(parent or name), parent))
+
+    def version(self, exchange: HttpExchange) -> None:
+        """Handle ``GET /version``, as vLLM does."""
+        exchange.respond(200, [JSON], orjson.dumps({"version": __version__}))
 
     def chat(self, exchange: HttpExchange) -> None:
         """Handle ``POST /v1/chat/completions``."""
@@ -134,6 +141,11 @@ class OpenAi:
     def count_tokens(self, exchange: HttpExchange) -> None:
         """Handle ``POST /v1/messages/count_tokens`` of Anthropic."""
         self._start(exchange, "message_count")
+
+    def _context(self, name: str) -> int:
+        """Return the maximum length of a model's texts (tokens), 0 if it is unknown."""
+        lengths = [model.statistics.runtime_facts.get("max_length", "") for model in self._server.versions_of(name)]
+        return int(lengths[-1]) if lengths and lengths[-1].isdecimal() else 0
 
     def _is_usable(self, name: str) -> bool:
         """Whether an endpoint can use the model; True for a model whose signature is unknown until it is loaded."""

@@ -402,6 +402,7 @@ def _openai_table(server: InferenceServer, offloader: Offloader, control: Contro
         HttpEndpoint(
             r"/v1/responses/(?P<id>[^/]+)/input_items", "inference", {get: responses.input_items}, dialect=OPENAI
         ),
+        HttpEndpoint(r"/version", "metadata", {get: openai.version}, dialect=OPENAI),
         HttpEndpoint(r"/health/ready", "health", {get: control.ready}, dialect=OPENAI),
     ]
 
@@ -441,7 +442,7 @@ def _retrieval_table(server: InferenceServer, offloader: Offloader) -> Iterator[
         hidden = path == "/"  # Triton has no such path
         yield HttpEndpoint(path, "inference", handlers, large=True, dialect=dialect, hidden=hidden)
     yield HttpEndpoint(rf"(?:{_MODEL})?/info", "metadata", {b"GET": retrieval.info}, dialect=TEI)
-    yield HttpEndpoint(r"/health", "health", {b"GET": retrieval.health}, dialect=TEI)
+    yield HttpEndpoint(r"/(?:health|ping)", "health", {b"GET": retrieval.health}, dialect=TEI)
 
 
 def _arguments(match: re.Match[str]) -> tuple[Any, ...]:

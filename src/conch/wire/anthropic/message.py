@@ -69,11 +69,12 @@ class MessageResponse(ConversationResponse):
         }
 
     def _usage(self) -> dict[str, Any]:
+        cached = self.usage.cached or 0
         return {
-            "input_tokens": self.usage.prompt or 0,
+            "input_tokens": (self.usage.prompt or 0) - cached,
             "output_tokens": (self.usage.completion or 0) if self._stop_reason else 0,
             "cache_creation_input_tokens": None,
-            "cache_read_input_tokens": None,
+            "cache_read_input_tokens": cached,
         }
 
     def add(self, index: int, piece: ChoiceDelta, *, last: bool) -> None:

@@ -28,6 +28,8 @@ _IGNORED: Final = (
 )  # fmt: skip
 _REFUSED: Final = ("container", "context_management", "diagnostics", "mcp_servers")
 _ROLES: Final = ("user", "assistant", "system")
+#: The values of chat templates that turn thinking on or off.
+_THINKING: Final = ("enable_thinking", "thinking")
 #: The choices of a chat for those of a request.
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -72,18 +74,19 @@ def _read_conversation(members: Fields) -> tuple[dict[str, Any], bool]:
     if system is not None:
         read.insert(0, {"role": "system", "content": _read_texts(system, "system")})
     thinking, values = _read_thinking(members)
+    chat: dict[str, Any] = {"messages": read, TEMPLATE_VALUES: values or None}
     if read[-1]["role"] == "assistant":  # the response continues it
         if "tool_calls" in read[-1]:
             raise ApiError("the last message must not call tools: send their results", "messages")
-        values |= {"add_generation_prompt": False, "continue_final_message": True}
-    chat: dict[str, Any] = {"messages": read, TEMPLATE_VALUES: values or None}
+        chat |= {"add_generation_prompt": False, "continue_final_message": True}
     tools = members.array("tools")
     if tools:
         chat["tools"] = [_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     chat |= _read_choice(members, bool(tools))
     output = members.object("output_config")
     if output is not None:
-        chat["reasoning_effort"] = output.take("effort")
+        effort = output.take("effort")
+        chat["reasoning_effort"] = "xhigh" if effort == "max" else effort
         chat["response_format"] = _read_format(output)
         output.finish()
     if (speed := members.text("speed")) not in (None, "standard"):
@@ -242,7 +245,7 @@ def _read_thinking(members: Fields) -> tuple[bool, dict[str, Any]]:
         raise wrong("thinking.display", display, "summarized or omitted")
     thinking.finish()
     enabled = kind != "disabled"
-    return enabled and display != "omitted", {} if kind == "adaptive" else {"enable_thinking": enabled}
+    return enabled and display != "omitted", {} if kind == "adaptive" else dict.fromkeys(_THINKING, enabled)
 
 
 def _read_format(output: Fields) -> dict[str, Any] | None:

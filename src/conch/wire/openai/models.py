@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from conch.core.inference import ModelSignature
@@ -56,20 +56,25 @@ def require_completion(signature: ModelSignature) -> None:
         raise ApiError(f"model '{signature.name}' does not continue texts", "model")
 
 
-def model_object(name: str, created: int, parent: str | None = None) -> dict[str, Any]:
-    """Return OpenAI's object of a model; ``parent`` is the model of a LoRA adapter, as in vLLM."""
-    members = {"id": name, "object": "model", "created": created, "owned_by": "conch"}
+def model_object(name: str, created: int, context: int, parent: str | None = None) -> dict[str, Any]:
+    """Return OpenAI's object of a model, with vLLM's members.
+
+    ``context`` is the maximum length of a text (tokens), 0 if it is unknown. ``parent`` is the model of a LoRA adapter.
+    """
+    members: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": "conch"}
+    if context:
+        members["max_model_len"] = context
     return members if parent is None else {**members, "parent": parent}
 
 
-def model_body(name: str, created: int, parent: str | None = None) -> bytes:
-    return text.dumps(model_object(name, created, parent))
+def model_body(name: str, created: int, context: int, parent: str | None = None) -> bytes:
+    return text.dumps(model_object(name, created, context, parent))
 
 
-def list_body(names: Iterable[str], adapters: Mapping[str, str], created: int) -> bytes:
-    """Return the list of the models ``names``, and of ``adapters`` with their models."""
-    models = [model_object(name, created) for name in names]
-    models += [model_object(name, created, parent) for name, parent in sorted(adapters.items())]
+def list_body(contexts: Mapping[str, int], adapters: Mapping[str, str], created: int) -> bytes:
+    """Return the list of models, by name with their contexts, and of ``adapters`` with their models."""
+    models = [model_object(name, created, context) for name, context in contexts.items()]
+    models += [model_object(name, created, contexts[parent], parent) for name, parent in sorted(adapters.items())]
     return text.dumps({"object": "list", "data": models})
 
 

@@ -78,5 +78,5 @@ def test_template_is_told_whether_to_think() -> None:
 
     assert template() is None
     assert template(thinking={"type": "adaptive"}) is None
-    assert template(thinking={"type": "disabled"}) == {"enable_thinking": False}
-    assert template(thinking={"type": "enabled", "budget_tokens": 2000}) == {"enable_thinking": True}
+    assert template(thinking={"type": "disabled"}) == {"enable_thinking": False, "thinking": False}
+    assert template(thinking={"type": "enabled", "budget_tokens": 2000}) == {"enable_thinking": True, "thinking": True}
