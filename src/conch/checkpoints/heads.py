@@ -5,7 +5,6 @@ Source: FlagEmbedding's ``M3Embedder``. The weights are ``sparse_linear.pt`` and
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -21,35 +20,48 @@ Array = npt.NDArray[Any]
 
 
 class TokenHeads:
-    """Both heads of a checkpoint; ``unused_ids`` are the tokens without weights: those that begin and end a text, …"""
+    """Both heads of a checkpoint, which compute a weight and a vector for each token."""
 
-    def __init__(self, checkpoint: Checkpoint, unused_ids: Collection[int]) -> None:
-        self._sparse, self._vectors = (_linear(checkpoint, name) for name in HEADS)
-        self._unused = np.array(sorted(unused_ids), np.int64)
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._sparse, self._vectors = read_heads(checkpoint)
 
-    def sparse(self, hidden: Array, ids: Array, mask: Array) -> list[tuple[Array, Array]]:
-        """Return the ids of each text's tokens, ascending, and their greatest weights, which are above 0.
+    def __call__(self, hidden: Array) -> tuple[Array, Array]:
+        """Return weights ``[n, length]`` and vectors of length 1 ``[n, length, dimension]``.
 
-        ``hidden`` is FP32 ``[n, length, size]``; ``ids`` and ``mask`` are INT64 ``[n, length]``.
+        ``hidden`` is FP32 ``[n, length, size]``.
         """
         weight, bias = self._sparse
         weights = np.maximum(hidden @ weight[:, 0] + bias[0], 0)
-        weights[(mask == 0) | np.isin(ids, self._unused)] = 0
-        rows = []
-        for own, row in zip(ids, weights, strict=True):
-            tokens, places = np.unique(own, return_inverse=True)
-            greatest = np.zeros(len(tokens), np.float32)
-            np.maximum.at(greatest, places, row)
-            kept = greatest > 0
-            rows.append((tokens[kept], greatest[kept]))
-        return rows
-
-    def vectors(self, hidden: Array, mask: Array) -> list[Array]:
-        """Return the vectors of each text's tokens but the first, FP32 ``[tokens, dimension]``, of length 1."""
         weight, bias = self._vectors
         vectors = hidden @ weight + bias
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), np.float32(1e-12))
-        return [row[real > 0] for row, real in zip(vectors, masked(mask, [1] * len(mask)), strict=True)]
+        return weights, vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), np.float32(1e-12))
+
+
+def sparse_rows(weights: Array, ids: Array, mask: Array, unused_ids: Array) -> list[tuple[Array, Array]]:
+    """Return the ids of each text's tokens, ascending, and their greatest weights, which are above 0.
+
+    ``weights``, INT64 ``ids`` and ``mask`` are ``[n, length]``. ``unused_ids`` are the tokens without weights: those
+    that begin and end a text, …
+    """
+    weights = np.where((mask == 0) | np.isin(ids, unused_ids), np.float32(0), weights)
+    rows = []
+    for own, row in zip(ids, weights, strict=True):
+        tokens, places = np.unique(own, return_inverse=True)
+        greatest = np.zeros(len(tokens), np.float32)
+        np.maximum.at(greatest, places, row)
+        kept = greatest > 0
+        rows.append((tokens[kept], greatest[kept]))
+    return rows
+
+
+def vector_rows(vectors: Array, mask: Array) -> list[Array]:
+    """Return the vectors of each text's tokens but the first, FP32 ``[tokens, dimension]``."""
+    return [row[real > 0] for row, real in zip(vectors, masked(mask, [1] * len(mask)), strict=True)]
+
+
+def read_heads(checkpoint: Checkpoint) -> list[tuple[Array, Array]]:
+    """Return the weight ``[size, outputs]`` and the bias of both heads, that of sparse vectors first."""
+    return [_linear(checkpoint, name) for name in HEADS]
 
 
 def _linear(checkpoint: Checkpoint, name: str) -> tuple[Array, Array]:

@@ -176,9 +176,10 @@ class Latency:
 class Variant:
     """A variant of a converted model: an engine with a precision.
 
-    ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``path`` is its file in the folder, empty for the
-    checkpoint itself. ``agreement`` has the figures of the parity check by output, and those of the task under
-    ``task``; ``reasons`` explains, with figures, why the check failed. ``disk_bytes`` is the size of its files;
+    ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``path`` is its file in the folder, or in the folder of
+    each network of the model, empty for the checkpoint itself. ``agreement`` has the figures of the parity check by
+    output, and those of the task under ``task`` (of embedding models also ``recall``); ``reasons`` explains, with
+    figures, why the check failed. ``disk_bytes`` is the size of its files;
     ``memory_bytes`` is the resident memory of a process that runs only this variant (0: not measured). ``contrasts``
     has texts for which outputs differ. ``kept`` is true if its files are in the folder; a variant without files keeps
     its figures but has no path and cannot serve.
@@ -209,7 +210,7 @@ class Variant:
         return self.kept and (self.passed or self.forced)
 
     def files(self, names: Iterable[str]) -> set[str]:
-        """Return the variant's files among ``names``: a folder, a graph with weights, or the checkpoint's weights."""
+        """Return the variant's files among ``names``: a folder, graphs with weights, or the checkpoint's weights."""
         graph = PurePosixPath(self.path)
         if not self.path and self.engine != "torch":
             return set()
@@ -218,7 +219,7 @@ class Variant:
         if graph.parent.name:
             return {name for name in names if name.startswith(f"{graph.parent}/")}
         own = {self.path, f"{graph.stem}.bin", f"{self.path}.data"}
-        return own.intersection(names)
+        return {name for name in names if PurePosixPath(name).name in own}
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +287,7 @@ class Manifest:
         if self.by_shape is not None and self.by_shape.variant not in names:
             raise invalid(f"'by_shape' names the variant '{self.by_shape.variant}', which is not there")
         for variant in self.variants:
-            if variant.path and variant.path not in self.files:
+            if variant.path and not variant.files(self.files):
                 raise invalid(f"variant '{variant.name}' uses '{variant.path}', which has no hash")
 
     @classmethod

@@ -570,6 +570,11 @@ def _size(checkpoint: Checkpoint, modules: Sequence[Module]) -> int:
     return size
 
 
+def includes_prompt(module: Module) -> bool:
+    """Whether a Pooling module pools the tokens of a prompt."""
+    return bool(module.config.get("include_prompt", True))
+
+
 def predicts_tokens(module: Module) -> bool:
     """Whether the network of a Transformer module is a masked language model."""
     default = "fill-mask" if module.kind == "MLMTransformer" else ""

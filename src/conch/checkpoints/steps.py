@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from conch.checkpoints.activations import activation_named
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.modules import SENTENCE, TOKENS, EmbeddingModel, Module, joined
+from conch.checkpoints.modules import SENTENCE, TOKENS, EmbeddingModel, Module, includes_prompt, joined
 from conch.checkpoints.pooling import masked, pool, pool_words, splade_settings
 from conch.checkpoints.tensor_files import read_safetensors
 from conch.core.errors import invalid, unsupported
@@ -128,22 +128,23 @@ def _pooling(module: Module) -> Step:
     return apply
 
 
-def includes_prompt(module: Module) -> bool:
-    """Whether a Pooling module pools the tokens of a prompt."""
-    return bool(module.config.get("include_prompt", True))
-
-
 def normalized(vectors: Array) -> Array:
     """Scale vectors (the last axis) to length 1; zero vectors stay zero."""
     lengths = np.sqrt(np.einsum("...j,...j->...", vectors, vectors))
     return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12))[..., None])
 
 
+def activation_of(module: Module) -> str:
+    """Return the dotted name of the activation of a ``Dense`` module."""
+    name = str(module.config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    return name.strip("<>").removeprefix("class ").strip("'") or "torch.nn.Identity"
+
+
 def dense(checkpoint: Checkpoint, module: Module) -> Callable[[Array], Array]:
     """Return the function of a ``Dense`` module: a linear layer with an activation, and its input if it is residual."""
     config = module.config
-    name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).strip("<>").removeprefix("class ")
-    activation = activation_named(name.strip("'") or "torch.nn.Identity", checkpoint.source)
+    name = activation_of(module)
+    activation = activation_named(name, checkpoint.source)
     weights = read_weights(checkpoint, module)
     learned = {name: array for name, array in weights.items() if name.startswith("activation_function.")}
     if name.endswith("PReLU") and [array.size for array in learned.values()] == [1]:
@@ -152,20 +153,20 @@ def dense(checkpoint: Checkpoint, module: Module) -> Callable[[Array], Array]:
     if learned or (module.source != SENTENCE and name.endswith(_OVER_ONE_AXIS)):
         why = "whose weights are learned" if learned else "which compares vectors of tokens"
         raise unsupported(f"'{checkpoint.source}': '{module.path}' has the activation '{name}', {why}")
-    weight = np.ascontiguousarray(_weight(checkpoint, module, weights, "linear.weight").T)
+    weight = np.ascontiguousarray(weight_named(checkpoint, module, weights, "linear.weight").T)
     bias = weights.get("linear.bias")
     shift = np.float32(0) if bias is None else bias.astype(np.float32)
     if not config.get("use_residual"):
         return lambda vectors: activation(vectors @ weight + shift)
     if weight.shape[0] == weight.shape[1]:
         return lambda vectors: np.asarray(activation(vectors @ weight + shift) + vectors)
-    residual = _weight(checkpoint, module, weights, "residual.weight").T
+    residual = weight_named(checkpoint, module, weights, "residual.weight").T
     return lambda vectors: np.asarray(activation(vectors @ weight + shift) + vectors @ residual)
 
 
 def _layer_norm(checkpoint: Checkpoint, module: Module) -> Callable[[Array], Array]:
     weights = read_weights(checkpoint, module)
-    weight, bias = (_weight(checkpoint, module, weights, f"norm.{name}") for name in ("weight", "bias"))
+    weight, bias = (weight_named(checkpoint, module, weights, f"norm.{name}") for name in ("weight", "bias"))
 
     def apply(vectors: Array) -> Array:
         centred = vectors - vectors.mean(-1, keepdims=True)
@@ -179,7 +180,7 @@ def _token_vectors(checkpoint: Checkpoint, module: Module) -> Step:
     """Return the step that computes the mean of the vectors of a text's tokens, as of Model2Vec."""
     weights = read_weights(checkpoint, module)
     own = "embedding.weight" in weights
-    table = _weight(checkpoint, module, weights, "embedding.weight" if own else "embeddings")
+    table = weight_named(checkpoint, module, weights, "embedding.weight" if own else "embeddings")
     if not own and "mapping" in weights:
         table = table[weights["mapping"].astype(np.int64)]
     if not own and "weights" in weights:
@@ -211,7 +212,7 @@ def _token_weights(checkpoint: Checkpoint, module: Module, vocabulary: Vocabular
             if (id := vocabulary.id_of(word)) is not None:
                 weights[id] = weight
     else:
-        weights = _weight(checkpoint, module, read_weights(checkpoint, module), "weight")
+        weights = weight_named(checkpoint, module, read_weights(checkpoint, module), "weight")
 
     def apply(features: Features) -> None:
         ids, mask = features.arrays[IDS], features.arrays[MASK] > 0
@@ -225,7 +226,7 @@ def _token_weights(checkpoint: Checkpoint, module: Module, vocabulary: Vocabular
 
 
 def _weighted_layers(checkpoint: Checkpoint, module: Module) -> Step:
-    weights = _weight(checkpoint, module, read_weights(checkpoint, module), "layer_weights")
+    weights = weight_named(checkpoint, module, read_weights(checkpoint, module), "layer_weights")
     shares = weights / weights.sum()
     start = int(module.config.get("layer_start", 4))
 
@@ -250,8 +251,8 @@ def _auto_encoder(checkpoint: Checkpoint, module: Module) -> Callable[[Array], A
     config, weights = module.config, read_weights(checkpoint, module)
     # The decoder has the same weights, and safetensors keeps one name of each tensor.
     name = "encoder.weight" if "encoder.weight" in weights else "decoder.linear.weight"
-    encoder = np.ascontiguousarray(_weight(checkpoint, module, weights, name).T)
-    pre, latent = (_weight(checkpoint, module, weights, f"{name}_bias") for name in ("pre", "latent"))
+    encoder = np.ascontiguousarray(weight_named(checkpoint, module, weights, name).T)
+    pre, latent = (weight_named(checkpoint, module, weights, f"{name}_bias") for name in ("pre", "latent"))
     active = int(config.get("max_active_dims") or config.get("k", 8))
     scales = bool(config.get("normalize"))
 
@@ -343,20 +344,6 @@ def finish(model: EmbeddingModel, vectors: Array) -> Array:
     return normalized(vectors) if model.normalize else vectors
 
 
-class Pooling:
-    """Computes text vectors from token vectors: the modules of a dense model after its only network."""
-
-    def __init__(self, model: EmbeddingModel, checkpoint: Checkpoint) -> None:
-        self._model = model
-        self._steps = Steps(checkpoint, model.path_of(None)[1:])
-
-    def __call__(self, hidden: Array, mask: Array | None) -> Array:
-        """Pool FP32 ``[n, length, size]`` to ``[n, dimension]``; INT64 ``mask`` ``[n, length]`` is 0 for padding."""
-        arrays = {TOKENS: hidden} if mask is None else {TOKENS: hidden, MASK: mask}
-        features = self._steps(Features(arrays, padded=mask is not None))
-        return finish(self._model, features.arrays[SENTENCE])
-
-
 def read_weights(checkpoint: Checkpoint, module: Module) -> dict[str, Array]:
     """Read the weights of a module by name. Raises INVALID_ARG if its folder has none."""
     file = checkpoint.path(joined(module.path, "model.safetensors"))
@@ -374,7 +361,8 @@ def read_weights(checkpoint: Checkpoint, module: Module) -> dict[str, Array]:
     return {name: tensor.float().numpy() for name, tensor in torch.load(file, weights_only=True).items()}
 
 
-def _weight(checkpoint: Checkpoint, module: Module, weights: Mapping[str, Array], name: str) -> Array:
+def weight_named(checkpoint: Checkpoint, module: Module, weights: Mapping[str, Array], name: str) -> Array:
+    """Return a weight of a module as FP32. Raises INVALID_ARG if there is none of that name."""
     try:
         return weights[name].astype(np.float32)
     except KeyError:

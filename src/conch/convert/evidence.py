@@ -62,14 +62,24 @@ def spearman(a: Array, b: Array) -> float:
 def ndcg(reference: Array, scores: Array, count: int = 10) -> float:
     """Return the normalised discounted cumulative gain of the ``count`` best of ``scores``.
 
-    The gain of a candidate is its rank by ``reference``, 0 for the worst. Equal scores are ordered by rising gain, so
-    that scores which do not tell candidates apart gain nothing from their order.
+    The gains of the ``count`` best by ``reference`` are ``count`` … 1 and of all others 0; of fewer candidates, the
+    worst has 0. Equal scores are ordered by rising gain, so that scores which do not tell candidates apart gain nothing
+    from their order.
     """
-    gains = ranks(reference)
+    gains = np.maximum(ranks(reference) - max(0, len(reference) - 1 - count), 0)
     best, chosen = np.sort(gains)[::-1], gains[np.lexsort((gains, -scores))]
     weights = 1 / np.log2(np.arange(2, min(count, len(gains)) + 2))
     ideal = float(best[:count] @ weights)
     return float(chosen[:count] @ weights) / ideal if ideal else 1.0
+
+
+def recall(reference: Array, scores: Array, count: int = 100) -> float:
+    """Return the share of the ``count`` best candidates by ``reference`` that are also among those by ``scores``.
+
+    Candidates with equal scores are in the same order by both.
+    """
+    best, chosen = (set(np.argsort(-values, kind="stable")[:count].tolist()) for values in (reference, scores))
+    return len(best & chosen) / len(best)
 
 
 def ranks(values: Array) -> Array:

@@ -6,23 +6,20 @@ The three are a tokenizer, an ONNX graph, and an ensemble of both.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
+from conch.backends.tasks.engines import POOLED
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import SMALL_FILES
-from conch.checkpoints.modules import EmbeddingModel
+from conch.checkpoints.modules import HEADS, NETWORKS, joined
 from conch.convert.verdict import BuiltVariant
 from conch.core.errors import unsupported
 
 #: The instance kind on which variants are measured and judged.
 INSTANCE_KIND: Final = "KIND_CPU"
-#: Modules of sentence-transformers are in their own folders.
-_MODULES: Final = "[0-9]*_*/*"
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 _EXCLUDED: Final = ("conch.json", "model.json")
 
@@ -48,17 +45,39 @@ def write_huggingface(
 def checkpoint_files(checkpoint: Checkpoint, *, weights: bool, code: bool = False) -> list[Path]:
     """Return the files to copy, relative to the checkpoint: tokenizer, configuration, modules and, optionally, weights.
 
-    Weights are safetensors, or pickled ones if the checkpoint has no others.
+    Weights are those of networks: safetensors, or pickled ones if the folder has no others.
     """
     folder = checkpoint.directory
-    patterns = [*SMALL_FILES, "LICENSE*", _MODULES, *(["*.py"] if code else [])]
-    paths = {path for pattern in patterns for path in folder.glob(pattern)}
-    if weights:
-        paths |= set(next((matches for pattern in _WEIGHTS if (matches := list(folder.glob(pattern)))), []))
-    else:
-        paths -= set(folder.glob("*.index.json"))
+    paths = set(_network_files(folder, weights=weights, code=code)) | {folder / name for name in HEADS}
+    for path, kind in _modules(checkpoint):
+        own = (
+            _network_files(folder / path, weights=weights, code=code) if kind in NETWORKS else (folder / path).glob("*")
+        )
+        paths |= set(own)
     names = (path.relative_to(folder) for path in paths if path.is_file())
     return sorted(name for name in names if name.name not in _EXCLUDED)
+
+
+def _network_files(folder: Path, *, weights: bool, code: bool) -> set[Path]:
+    """Return the files of a network with its tokenizer."""
+    patterns = [*SMALL_FILES, "LICENSE*", *(["*.py"] if code else [])]
+    paths = {path for pattern in patterns for path in folder.glob(pattern)}
+    if weights:
+        return paths | set(next((matches for pattern in _WEIGHTS if (matches := list(folder.glob(pattern)))), []))
+    return paths - set(folder.glob("*.index.json"))
+
+
+def _modules(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    """Yield folder and class name of each module of sentence-transformers outside of the checkpoint's own folder."""
+    rest = [(str(module.get("path") or ""), str(module.get("type"))) for module in checkpoint.modules()]
+    for path, reference in rest:
+        if path:
+            yield path, reference.rpartition(".")[2]
+        for name in ("router_config.json", "config.json"):
+            types = (checkpoint.json(joined(path, name)) or {}).get("types")
+            if isinstance(types, dict):
+                rest += [(joined(path, part), str(kind)) for part, kind in types.items()]
+                break
 
 
 def copy(checkpoint: Checkpoint, names: Sequence[Path], target: Path) -> None:
@@ -95,32 +114,32 @@ def quoted(text: str) -> str:
 
 
 EMBEDDING: Final = "embedding"
-_HIDDEN: Final = "last_hidden_state"
 _IDS: Final = "input_ids"
-_MASK: Final = "attention_mask"
 _TYPES: Final = "token_type_ids"
-#: Lower bounds of lengths and counts, as in sentence-transformers.
-_MIN_LENGTH: Final = np.float32(1e-12)
-_MIN_COUNT: Final = np.float32(1e-9)
-#: Added to padding before the maximum is taken.
-_MASKED: Final = np.float32(-1e9)
 
 
-def standalone(source: Path, target: Path, *, embedding: EmbeddingModel | None, pairs: bool) -> None:
+def standalone(source: Path, target: Path, *, pairs: bool) -> None:
     """Write ``source`` to ``target`` for clients that send ``input_ids`` and ``attention_mask``.
 
-    Unless texts come in ``pairs``, ``token_type_ids`` become zeros inside the graph. With ``embedding``, the only
-    output is ``embedding`` FP32 ``[sequences, dimension]``. Raises UNSUPPORTED for pooling that needs more than a few
-    nodes.
+    Unless texts come in ``pairs``, ``token_type_ids`` become zeros inside the graph. The output of an embedding model,
+    FP32 ``[sequences, dimension]``, is named ``embedding``.
     """
     import onnx
 
     model = onnx.load(source, load_external_data=False)
     if not pairs:
         _zero_types(model)
-    if embedding is not None:
-        _pool(model, embedding)
+    pooled = next((output for output in model.graph.output if output.name == POOLED), None)
+    if pooled is not None:
+        model.graph.node.append(onnx.helper.make_node("Identity", [POOLED], [EMBEDDING]))
+        pooled = onnx.helper.make_tensor_value_info(EMBEDDING, pooled.type.tensor_type.elem_type, _shape(pooled))
+        del model.graph.output[:]
+        model.graph.output.append(pooled)
     onnx.save(model, target)
+
+
+def _shape(tensor: Any) -> list[int | str]:
+    return [axis.dim_param or axis.dim_value for axis in tensor.type.tensor_type.shape.dim]
 
 
 def _zero_types(model: Any) -> None:
@@ -129,96 +148,11 @@ def _zero_types(model: Any) -> None:
     types = next((tensor for tensor in model.graph.input if tensor.name == _TYPES), None)
     if types is None:
         return
-    nodes = _Nodes(model, "types")
     zero = onnx.helper.make_tensor("value", types.type.tensor_type.elem_type, [1], [0])
-    nodes.add("ConstantOfShape", [nodes.add("Shape", [_IDS])], output=_TYPES, value=zero)
-    # Nodes are in execution order: these precede the nodes that read them.
-    nodes.made.extend(model.graph.node)
-    del model.graph.node[:]
-    model.graph.node.extend(nodes.made)
+    shape = "conch_shape"
+    model.graph.node.insert(0, onnx.helper.make_node("Shape", [_IDS], [shape]))
+    model.graph.node.insert(1, onnx.helper.make_node("ConstantOfShape", [shape], [_TYPES], value=zero))
     model.graph.input.remove(types)
-
-
-def _pool(model: Any, embedding: EmbeddingModel) -> None:
-    import onnx
-
-    _, *modules = embedding.path_of(None)
-    pooling = modules.pop(0) if modules and modules[0].kind == "Pooling" else None
-    if pooling is None or len(pooling.modes) != 1 or pooling.modes[0] not in ("mean", "cls", "max"):
-        how = f"pooling by {' and '.join(pooling.modes)}" if pooling else f"the module '{modules[0].kind}'"
-        raise unsupported(f"--layout triton cannot put {how} into the graph")
-    other = next((module.kind for module in modules if module.kind not in ("Normalize", "Dropout")), "")
-    if other:
-        raise unsupported(f"--layout triton cannot put the {other} module of sentence-transformers into the graph")
-    nodes = _Nodes(model, "pool")
-    vectors = _vectors(nodes, pooling.modes[0], nodes.add("Cast", [_HIDDEN], to=onnx.TensorProto.FLOAT))
-    for module in modules:
-        if module.kind == "Normalize":
-            vectors = _normalised(nodes, vectors)
-    if embedding.truncate_dim:
-        vectors = _truncated(nodes, vectors, embedding.truncate_dim)
-    if embedding.normalize:
-        vectors = _normalised(nodes, vectors)
-    nodes.add("Identity", [vectors], output=EMBEDDING)
-    model.graph.node.extend(nodes.made)
-    del model.graph.output[:]
-    shape = ["sequences", embedding.dimension if embedding.dimension > 0 else "size"]
-    model.graph.output.append(onnx.helper.make_tensor_value_info(EMBEDDING, onnx.TensorProto.FLOAT, shape))
-
-
-def _vectors(nodes: _Nodes, mode: str, hidden: str) -> str:
-    """Pool ``[sequences, tokens, size]`` to ``[sequences, size]``."""
-    if mode == "cls":
-        return nodes.add("Gather", [hidden, nodes.constant(np.int64(0))], axis=1)
-    mask = nodes.add("Unsqueeze", [nodes.add("Cast", [_MASK], to=1), nodes.constant(np.array([2]))])
-    if mode == "max":
-        # Padding must never be the maximum: add 0 to real tokens and a very low number to padding.
-        unreal = nodes.add("Sub", [nodes.constant(np.float32(1)), mask])
-        far_below = nodes.add("Mul", [unreal, nodes.constant(_MASKED)])
-        return nodes.reduce("ReduceMax", nodes.add("Add", [hidden, far_below]))
-    total = nodes.reduce("ReduceSum", nodes.add("Mul", [hidden, mask]))
-    count = nodes.add("Max", [nodes.reduce("ReduceSum", mask), nodes.constant(_MIN_COUNT)])
-    return nodes.add("Div", [total, count])
-
-
-def _normalised(nodes: _Nodes, vectors: str) -> str:
-    squares = nodes.reduce("ReduceSum", nodes.add("Mul", [vectors, vectors]), keep=True)
-    length = nodes.add("Max", [nodes.add("Sqrt", [squares]), nodes.constant(_MIN_LENGTH)])
-    return nodes.add("Div", [vectors, length])
-
-
-def _truncated(nodes: _Nodes, vectors: str, size: int) -> str:
-    begin, end, axis = (nodes.constant(np.array([number])) for number in (0, size, 1))
-    return nodes.add("Slice", [vectors, begin, end, axis])
-
-
-class _Nodes:
-    """Adds nodes to ``model``; names of values begin with ``conch_``, which no exporter uses."""
-
-    def __init__(self, model: Any, prefix: str) -> None:
-        self.opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-        self.prefix = prefix
-        self.made: list[Any] = []
-
-    def add(self, kind: str, inputs: list[str], *, output: str = "", **attributes: Any) -> str:
-        """Add a node; returns the name of its output."""
-        import onnx
-
-        output = output or f"conch_{self.prefix}_{len(self.made)}"
-        self.made.append(onnx.helper.make_node(kind, inputs, [output], **attributes))
-        return output
-
-    def constant(self, value: Any) -> str:
-        """Add a numpy constant; returns its name."""
-        from onnx import numpy_helper
-
-        return self.add("Constant", [], value=numpy_helper.from_array(np.asarray(value)))
-
-    def reduce(self, kind: str, value: str, *, keep: bool = False) -> str:
-        """Reduce axis 1, which became an input in opset 13 (ReduceSum) and 18 (all others)."""
-        if self.opset >= (13 if kind == "ReduceSum" else 18):
-            return self.add(kind, [value, self.constant(np.array([1]))], keepdims=int(keep))
-        return self.add(kind, [value], axes=[1], keepdims=int(keep))
 
 
 TEMPLATE: Final = Path(__file__).parent / "templates" / "tokenize_model.py"
@@ -278,9 +212,7 @@ class EnsembleModels:
             directory.mkdir(parents=True)
         for beside in graph[1:]:
             shutil.copyfile(beside, version / beside.name)
-        embeds = self.task in ("feature-extraction", "sentence-similarity")
-        embedding = EmbeddingModel.read(checkpoint) if embeds else None
-        standalone(graph[0], version / "model.onnx", embedding=embedding, pairs=len(self.texts) > 1)
+        standalone(graph[0], version / "model.onnx", pairs=len(self.texts) > 1)
         copy(checkpoint, checkpoint_files(checkpoint, weights=False), tokenizer)
         shutil.copyfile(TEMPLATE, tokenizer / "model.py")
 

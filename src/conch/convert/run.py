@@ -18,9 +18,11 @@ from typing import Any, Final
 from conch import __version__
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Companion, Contrasts, Gain, Latency, Manifest, Source, Variant, hashes
+from conch.checkpoints.ranking import is_causal
 from conch.convert.causal.conversion import CausalConversion
 from conch.convert.conversion import Conversion, Progress
-from conch.convert.encoder.conversion import EncoderConversion
+from conch.convert.encoder.conversion import NetworkConversion
+from conch.convert.encoder.retrieval import CausalRankingConversion, EmbeddingConversion
 from conch.convert.evidence import SEED
 from conch.convert.footprint import on_disk, resident, together
 from conch.convert.layout import checkpoint_files
@@ -251,9 +253,8 @@ def convert(plan: Plan, progress: Progress) -> ConvertedModel:
         if checkpoint.manifest is not None:
             raise invalid(f"'{plan.model}' is a converted model: convert {checkpoint.manifest.source.model} instead")
         require_packages(plan, checkpoint.task)
-        kind: type[Conversion[Any, Any]] = CausalConversion if checkpoint.task == TEXT_GENERATION else EncoderConversion
         (work / "built").mkdir()
-        conversion = kind(plan, checkpoint, work / "built", progress)
+        conversion = conversion_of(checkpoint)(plan, checkpoint, work / "built", progress)
 
         load_before = load_average()
         variants = conversion.build()
@@ -280,6 +281,16 @@ def convert(plan: Plan, progress: Progress) -> ConvertedModel:
         manifest = _write(conversion, manifest, built, work / "made")
         publish(work / "made", work, plan.repository, plan.folders, plan.overwrite)
     return ConvertedModel(manifest, tuple(plan.repository / name for name in plan.folders))
+
+
+def conversion_of(checkpoint: Checkpoint) -> type[Conversion[Any, Any]]:
+    """Return the conversion for the kind of model."""
+    if checkpoint.task == TEXT_GENERATION:
+        return CausalConversion
+    if checkpoint.task == "feature-extraction":
+        return EmbeddingConversion
+    ranks = checkpoint.task == "text-ranking" and is_causal(checkpoint.config)
+    return CausalRankingConversion if ranks else NetworkConversion
 
 
 def _machine(load_before: float, seen: Sequence[Interference]) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,11 @@ _PAIRS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "zero-shot-classification": (("text", "premise", "sentence", "text_input"), ("hypothesis", "text_pair")),
 }
 _TEXT: Final = ("text", "sentence", "text_input", "sentence1", "content")
+#: The same for queries and passages of embedding models.
+_SEARCH: Final = (("query", "question", "anchor"), ("passage", "document", "context", "positive", "answer"))
+#: The number of queries among the texts of a file without columns of queries.
+_QUERIES: Final = 64
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 _HYPOTHESES: Final = tuple(
     f"This example is about {topic}." for topic in ("sports", "politics", "cooking", "technology", "health", "travel")
 )
@@ -79,6 +85,60 @@ def split(samples: Sequence[TextSample]) -> tuple[list[TextSample], list[TextSam
     return fitted, compared
 
 
+@dataclass(frozen=True, slots=True)
+class SearchTexts:
+    """Queries, and passages to find for each of them."""
+
+    queries: tuple[str, ...]
+    passages: tuple[str, ...]
+
+
+def search_texts(file: Path | None = None) -> tuple[SearchTexts, SearchTexts]:
+    """Return the texts for calibrating a quantized embedding model, and those for comparing it.
+
+    They are built in, or the rows of ``file`` with a query and a passage; of a file with one text per row, some texts
+    are the queries for all others. Raises INVALID_ARG for a file that is unreadable or has no texts.
+    """
+    if file is None:
+        documents = builtin.documents()
+        queries = [
+            TextSample(question, group=group)
+            for group, document in enumerate(documents)
+            for question in document.questions
+        ]
+        whole = [*builtin.passages(), *(document.context for document in documents)]
+        pieces = [piece for text in whole for piece in _SENTENCE_END.split(text)]
+        passages = [TextSample(text) for text in (*builtin.sentences(), *whole, *pieces)]
+    else:
+        rows = _samples(file, "feature-extraction", *_search_columns(file))
+        passages = [TextSample(sample.pair or sample.text) for sample in rows]
+        queries = [TextSample(sample.text) for sample in rows]
+        if not any(sample.pair for sample in rows):
+            queries = queries[:: max(1, len(queries) // _QUERIES)]
+    (fitted, compared), (fitted_passages, compared_passages) = (
+        split(_unique(queries)),
+        split(_spread(_unique(passages))),
+    )
+    return SearchTexts(_texts(fitted), _texts(fitted_passages)), SearchTexts(
+        _texts(compared), _texts(compared_passages)
+    )
+
+
+def _search_columns(file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of columns with queries and passages, or with texts and no second one."""
+    rows = _read(file)
+    pairs = all(any(name in rows[0] for name in names) for names in _SEARCH)
+    return _SEARCH if pairs else (_TEXT, ())
+
+
+def _unique(samples: Sequence[TextSample]) -> list[TextSample]:
+    return list({sample.text: sample for sample in samples}.values())
+
+
+def _texts(samples: Sequence[TextSample]) -> tuple[str, ...]:
+    return tuple(sample.text for sample in samples)
+
+
 def _built_in(task: str) -> list[TextSample]:
     if task == TEXT_GENERATION:
         return [
@@ -120,6 +180,10 @@ def label_indices(samples: Sequence[TextSample], names: Sequence[str] | None) ->
 
 
 def _from_file(task: str, file: Path) -> list[TextSample]:
+    return _samples(file, task, *_PAIRS.get(task, (_TEXT, ())))
+
+
+def _read(file: Path) -> list[Mapping[str, Any]]:
     try:
         rows = list(_rows(file))
     except OSError as error:
@@ -128,7 +192,12 @@ def _from_file(task: str, file: Path) -> list[TextSample]:
         raise invalid(f"--data {file} is not UTF-8: byte {error.start}") from None
     if not rows:
         raise invalid(f"--data {file} has no texts")
-    texts, pairs = _PAIRS.get(task, (_TEXT, ()))
+    return rows
+
+
+def _samples(file: Path, task: str, texts: Sequence[str], pairs: Sequence[str]) -> list[TextSample]:
+    """Return the samples of a file, from the first of the columns ``texts`` and the first of ``pairs``."""
+    rows = _read(file)
     first = _column(file, task, rows[0], texts)
     second = _column(file, task, rows[0], pairs) if pairs else None
     groups: dict[str, int] = {}

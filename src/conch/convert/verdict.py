@@ -86,7 +86,8 @@ class BuiltVariant:
     """A built variant: ``path`` is its graph, None for torch, which reads the checkpoint itself.
 
     Two variants may share a file (OpenVINO computes one IR in fp32 or bf16). ``made_from`` is the variant that this one
-    was made from; if that is refused, so is this one.
+    was made from; if that is refused, so is this one. A model with several networks has a graph of that name in each of
+    ``folders``, relative to that of ``path``.
     """
 
     name: str
@@ -94,14 +95,16 @@ class BuiltVariant:
     precision: str
     path: Path | None
     made_from: str = ""
+    folders: tuple[str, ...] = ("",)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files of the variant: the graph and the weights beside it."""
+        """All files of the variant: the graphs and the weights beside them."""
         if self.path is None:
             return ()
-        beside = (self.path.with_suffix(".bin"), self.path.with_name(self.path.name + ".data"))
-        return (self.path, *(file for file in beside if file.exists()))
+        graphs = [self.path.parent / folder / self.path.name for folder in self.folders]
+        beside = [file for graph in graphs for file in (graph.with_suffix(".bin"), Path(f"{graph}.data"))]
+        return (*graphs, *(file for file in beside if file.exists()))
 
     def to_manifest(self, folder: Path) -> Variant:
         """Return the manifest entry, not judged yet, with a path relative to ``folder``."""

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conch.convert.evidence import MIN_SAMPLES, chance, few_samples, few_tokens, same_label_warning, too_few, wilson
+from conch.convert.evidence import (
+    MIN_SAMPLES,
+    chance,
+    few_samples,
+    few_tokens,
+    ndcg,
+    recall,
+    same_label_warning,
+    too_few,
+    wilson,
+)
 
 
 def test_least_number_of_samples_bounds_twice_the_loss_of_int8() -> None:
@@ -53,3 +63,20 @@ def test_reference_with_one_answer_is_warned_of() -> None:
 
     assert "answers 'good' to all 3 samples" in same_label_warning([same] * 3, ("bad", "good"))[0]
     assert same_label_warning([same, other], ("bad", "good")) == same_label_warning([same], ()) == []
+
+
+def test_gains_are_ranks_among_the_best() -> None:
+    reference = np.arange(100, 0, -1.0)
+    swapped = reference.copy()
+    swapped[[0, 99]] = swapped[[99, 0]]
+    assert ndcg(reference, reference, 10) == 1
+    assert ndcg(reference, swapped, 10) == pytest.approx(1 - 10 / sum((10 - n) / np.log2(n + 2) for n in range(10)))
+    # Beyond the best ten, order does not count.
+    assert ndcg(reference, np.where(reference > 90, reference, 0), 10) == 1
+
+
+def test_recall_counts_the_best_of_both() -> None:
+    reference = np.arange(8.0)
+    assert recall(reference, reference * 2, 4) == 1
+    assert recall(reference, np.array([9, 1, 2, 3, 4, 5, 6, 7]), 4) == 0.75
+    assert recall(np.zeros(8), np.zeros(8), 4) == 1

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from conch.backends.base.arrays import Array
+from conch.backends.tasks import huggingface_backend
 from conch.backends.tasks.engines import NetworkEngine, open_engine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Latency, Manifest
@@ -60,7 +61,7 @@ def test_manifest_tells_what_was_done_and_found(converted: ConvertedModel, encod
     assert [variant.name for variant in found.variants] == ["torch-fp32", "onnxruntime-fp32", "onnxruntime-int8"]
     for variant in found.variants:
         assert [(shape.batch, shape.tokens) for shape in variant.latency] == [(1, 4), (1, 8)]
-        assert set(variant.agreement) == {"last_hidden_state", "embedding", "task", "neighbours"}
+        assert set(variant.agreement) == {"embedding", "recall", "task", "neighbours"}
     assert found.variants[0].agreement["task"]["value"] == 1
     assert found.variants[1].passed
     contrasts = found.variants[2].contrasts
@@ -220,10 +221,15 @@ class Wrong(NetworkEngine):
 
     def __init__(self, engine: NetworkEngine) -> None:
         self.engine = engine
+        self.name, self.precision, self.variant = engine.name, engine.precision, engine.variant
+        self.inputs, self.outputs = engine.inputs, engine.outputs
 
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         noise = np.random.default_rng(0)
-        return {name: one + noise.normal(0, 9, one.shape) for name, one in self.engine.run(arrays).items()}
+        return {
+            name: (one + noise.normal(0, 9, one.shape)).astype(np.float32)
+            for name, one in self.engine.run(arrays).items()
+        }
 
 
 @pytest.fixture
@@ -236,7 +242,8 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             made = real(checkpoint, *arguments, **options)
             return kind(made) if checkpoint.engine == engine else made
 
-        monkeypatch.setattr(conversion, "open_engine", opened)
+        for module in (conversion, huggingface_backend):
+            monkeypatch.setattr(module, "open_engine", opened)
 
     return spoil
 
@@ -259,14 +266,14 @@ def test_variant_that_answers_otherwise_is_refused_by_name_and_number(
 
 
 def test_variant_is_not_refused_because_its_differences_cannot_be_put_in_words(
-    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def contrasts(*outputs: Any) -> None:
         raise OverflowError("there is no token 7")
 
     monkeypatch.setattr(conversion.EncoderAnswers, "contrasts", contrasts)
 
-    made = convert(plan(encoder, tmp_path), no_progress)
+    made = convert(plan(classifier, tmp_path), no_progress)
 
     graph = made.manifest.variants[1]
     assert graph.passed and graph.contrasts is None
@@ -284,12 +291,12 @@ class Broken(Wrong):
 
 
 def test_variant_that_does_not_run_is_refused_and_the_others_continue(
-    encoder: Path, tmp_path: Path, spoil: Callable[..., None]
+    classifier: Path, tmp_path: Path, spoil: Callable[..., None]
 ) -> None:
     spoil("onnxruntime", Broken)
     said: list[str] = []
 
-    made = convert(plan(encoder, tmp_path), said.append)
+    made = convert(plan(classifier, tmp_path), said.append)
 
     assert "onnxruntime-fp32: it does not run: RuntimeError: no such operator" in said
     refused = made.manifest.variants[1]
@@ -297,13 +304,13 @@ def test_variant_that_does_not_run_is_refused_and_the_others_continue(
     assert made.manifest.auto == "torch-fp32"
 
 
-def test_nothing_is_converted_without_a_reference(encoder: Path, tmp_path: Path, spoil: Callable[..., None]) -> None:
+def test_nothing_is_converted_without_a_reference(classifier: Path, tmp_path: Path, spoil: Callable[..., None]) -> None:
     spoil("torch", Broken)
 
     with pytest.raises(
         ConchError, match="the reference for the comparison is missing: torch-fp32: RuntimeError: no such"
     ):
-        convert(plan(encoder, tmp_path), no_progress)
+        convert(plan(classifier, tmp_path), no_progress)
 
     assert list(tmp_path.iterdir()) == []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.convert.sentences import MAX_SAMPLES, TextSample, label_indices, load, split
+from conch.convert.sentences import MAX_SAMPLES, TextSample, label_indices, load, search_texts, split
 from conch.core.errors import ConchError
 
 
@@ -129,3 +129,24 @@ def test_labels_are_names_or_numbers() -> None:
     assert label_indices([*samples, TextSample("c")], ["negative", "positive"]) is None
     with pytest.raises(ConchError, match="label 'x'; the model has negative, positive"):
         label_indices([TextSample("a", label="x")], ["negative", "positive"])
+
+
+def test_built_in_queries_and_passages_are_enough_for_a_verdict() -> None:
+    fitted, compared = search_texts()
+
+    assert len(compared.queries) >= 35 and len(compared.passages) >= 167
+    assert not {*fitted.queries, *fitted.passages} & {*compared.queries, *compared.passages}
+
+
+def test_a_file_has_queries_with_passages_or_texts_for_both(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("question,answer\n" + "".join(f"q{n // 2},a{n}\n" for n in range(60)))
+    _, compared = search_texts(pairs)
+    assert (len(compared.queries), len(compared.passages)) == (20, 40)
+    assert {text[0] for text in compared.queries} == {"q"}
+
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"text {n}\n" for n in range(300)))
+    _, compared = search_texts(texts)
+    assert (len(compared.queries), len(compared.passages)) == (50, 200)
+    assert {*compared.queries} <= {f"text {n}" for n in range(300)}

@@ -213,9 +213,14 @@ class OpenVinoEngine(GraphEngine):
         return rounded
 
 
-#: The outputs of all layers, and the output that holds a vector per text.
+#: The outputs of all layers, and the logits of words pooled over each text, of ``splade``.
 HIDDEN_STATES: Final = "hidden_states"
+POOLED_LOGITS: Final = "pooled_logits"
+#: Outputs of graphs that contain the modules of sentence-transformers: a vector per text, a vector per token, and a
+#: weight per token.
 POOLED: Final = "sentence_embedding"
+TOKEN_VECTORS: Final = "token_vectors"
+TOKEN_WEIGHTS: Final = "token_weights"
 #: The outputs of each head, with transformers' names.
 _OUTPUTS: Final[dict[str, tuple[str, ...]]] = {
     "AutoModel": ("last_hidden_state",),
@@ -233,9 +238,9 @@ class TorchEngine(NetworkEngine):
     ``threads`` cores (0: all usable cores) are divided among the threads. ``dtype`` is ``float32``, ``bfloat16``,
     ``float16`` or ``auto`` (FP32 on a CPU, the stored type on a GPU). ``outputs`` are by
     default those of the head. With ``splade``, the strategy and activation of a SpladePooling module, the output is
-    ``POOLED``. ``methods`` are those of the network that read texts and images, if its ``forward`` reads only both
-    together. Raises UNSUPPORTED if torch or transformers is not installed, INVALID_ARG for a checkpoint that cannot
-    be loaded.
+    ``POOLED_LOGITS``. ``methods`` are those of the network that read texts and images, if its ``forward`` reads only
+    both together. Raises UNSUPPORTED if torch or transformers is not installed, INVALID_ARG for a checkpoint that
+    cannot be loaded.
     """
 
     name = "torch"
@@ -287,7 +292,7 @@ class TorchEngine(NetworkEngine):
         self._vocabulary = None
         if splade is not None:
             self._vocabulary = VocabularyPooling(self._network, *splade)
-            self.outputs = (POOLED,)
+            self.outputs = (POOLED_LOGITS,)
         self._methods = methods or ("forward", "forward")
         self._floats = self._network.dtype
         self._threads = (
@@ -306,7 +311,7 @@ class TorchEngine(NetworkEngine):
         with self._torch.inference_mode():
             tensors = {name: self._tensor(arrays[name]) for name in arrays if name in self.inputs}
             if self._vocabulary is not None:
-                return {POOLED: self._vocabulary(tensors).float().cpu().numpy()}
+                return {POOLED_LOGITS: self._vocabulary(tensors).float().cpu().numpy()}
             if HIDDEN_STATES in self.outputs:
                 tensors["output_hidden_states"] = True
             reads_text, reads_image = self._methods
@@ -340,15 +345,10 @@ class EnginesByShape(NetworkEngine):
     """An engine that runs ``other`` if ``other_at(rows, tokens)`` is true, else ``usual``.
 
     The choice depends only on the shape, so the same batch always gets the same outputs. Name, precision and device are
-    those of ``usual``. Raises INVALID_ARG if the outputs of the two engines differ in name.
+    those of ``usual``, and so are its ``outputs``: a task over engines with different ones checks ``parts``.
     """
 
     def __init__(self, usual: NetworkEngine, other: NetworkEngine, other_at: Callable[[int, int], bool]) -> None:
-        if set(usual.outputs) != set(other.outputs):
-            raise invalid(
-                f"variants '{usual.variant}' and '{other.variant}' of one model give {', '.join(usual.outputs)} and "
-                f"{', '.join(other.outputs)}: convert it again, or set parameter 'by_shape' to false"
-            )
         self.name, self.device, self.precision, self.variant = usual.name, usual.device, usual.precision, usual.variant
         self.inputs, self.outputs = usual.inputs | other.inputs, usual.outputs
         self._usual, self._other = usual, other
@@ -360,6 +360,10 @@ class EnginesByShape(NetworkEngine):
 
     def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
         return self._at(rows, length).padded_shape(rows, length)
+
+    def require_outputs(self, names: Collection[str], source: str) -> None:
+        for engine in self.parts:
+            engine.require_outputs(names, source)
 
     def require_tensors(self, arrays: Mapping[str, Array]) -> None:
         for engine in self.parts:

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from conch.backends.base.arrays import Array
-from conch.convert.evidence import RESAMPLES, bootstrap, ndcg, paired, spearman, wilson
+from conch.convert.evidence import bootstrap, ndcg, paired, spearman, wilson
 from conch.convert.sentences import TextSample
 
 #: One sample's outputs by name: ``[vectors, width]`` without padding.
@@ -98,16 +98,14 @@ def compare_task(
 ) -> TaskAgreement:
     """Compare the outputs in terms of ``task``, such as labels or the order of passages."""
     pairs = list(zip(reference, variant, strict=True))
-    if task in ("feature-extraction", "sentence-similarity"):
-        return _similarities(reference, variant)
     if task == "text-ranking":
         return _rankings(samples, reference, variant)
     if task == "question-answering":
         return _proportion("same answer", [answer_span(a) == answer_span(b) for a, b in pairs])
     if task == "fill-mask":
-        return _mean("shared top 5", [_shared_top(a["logits"], b["logits"], 5) for a, b in pairs])
+        return mean_agreement("shared top 5", [_shared_top(a["logits"], b["logits"], 5) for a, b in pairs])
     if task == "token-classification":
-        return _mean("same token label", [(labels_of(a) == labels_of(b)).mean() for a, b in pairs])
+        return mean_agreement("same token label", [(labels_of(a) == labels_of(b)).mean() for a, b in pairs])
     return _proportion("same label", [bool((labels_of(a) == labels_of(b)).all()) for a, b in pairs])
 
 
@@ -147,30 +145,6 @@ def answer_span(sample: SampleOutputs) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _similarities(reference: Sequence[SampleOutputs], variant: Sequence[SampleOutputs]) -> TaskAgreement:
-    """Return the rank correlation of all pairwise similarities."""
-    expected, actual = _similarity_matrix(reference), _similarity_matrix(variant)
-
-    def correlation(chosen: Array) -> float:
-        # A text drawn twice does not form a pair.
-        rows, columns = np.nonzero(np.triu(chosen[:, None] != chosen[None, :], 1))
-        rows, columns = chosen[rows], chosen[columns]
-        if not len(rows):
-            return 0.0  # A draw from very few texts may contain only one, which has no order.
-        return spearman(expected[rows, columns], actual[rows, columns])
-
-    count = len(reference)
-    interval = bootstrap(count, correlation, resamples=RESAMPLES // 4)
-    return _against_one("order of similarities", correlation(np.arange(count)), interval, count)
-
-
-def _similarity_matrix(samples: Sequence[SampleOutputs]) -> Array:
-    vectors = np.stack([sample["embedding"][0] for sample in samples]).astype(np.float64)
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    matrix: Array = vectors @ vectors.T
-    return matrix
-
-
 def _rankings(
     samples: Sequence[TextSample], reference: Sequence[SampleOutputs], variant: Sequence[SampleOutputs]
 ) -> TaskAgreement:
@@ -190,12 +164,12 @@ def _rankings(
         groups.setdefault(sample.group, []).append(index)
     gains = [ndcg(expected[group], actual[group]) for group in groups.values() if len(group) > 1]
     if gains:
-        return _mean("nDCG@10", gains)
+        return mean_agreement("nDCG@10", gains)
     interval = bootstrap(len(samples), lambda chosen: spearman(expected[chosen], actual[chosen]))
     return _against_one("order of scores", spearman(expected, actual), interval, len(samples))
 
 
-def _mean(name: str, values: Sequence[float]) -> TaskAgreement:
+def mean_agreement(name: str, values: Sequence[float]) -> TaskAgreement:
     """Return a mean of values up to 1 with a bootstrap interval; with a share's interval if all values are 1."""
     array = np.asarray(values, np.float64)
     mean = float(array.mean())

@@ -15,7 +15,6 @@ from conch.checkpoints.manifest import Contrast, Contrasts
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.convert.conversion import kept, shortened
 from conch.convert.encoder.agreement import SampleOutputs, answer_span, labels_of
-from conch.convert.encoder.evaluate import PARTS
 from conch.convert.sentences import TextSample
 
 #: The maximum number of words and tokens in a description.
@@ -49,39 +48,28 @@ class EncoderAnswers:
         def describe(index: int) -> Contrast:
             sample, (a, b) = self._samples[index], pairs[index]
             text = sample.text if sample.pair is None else f"{sample.text} | {sample.pair}"
-            cosine = _cosine(a, b)
+            cosine = smallest_cosine(a, b)
             rounded = None if cosine is None else round(cosine, 6)
             return Contrast(shortened(text), before(index), after(index), float(f"{differences[index]:.4g}"), rounded)
 
         return kept(self._measure, np.array(differences), differences, describe)
 
     @property
-    def _embeds(self) -> bool:
-        return self._task in ("feature-extraction", "sentence-similarity")
-
-    @property
     def _measure(self) -> str:
-        if self._embeds:
-            return "1 − cosine of the two embeddings"
         return f"difference of a {'score' if self._task == 'text-ranking' else 'probability'}"
 
     def _difference(self, a: SampleOutputs, b: SampleOutputs) -> float:
         """Return the difference of two outputs, infinite if one is not finite."""
-        if not all(np.isfinite(sample[name]).all() for sample in (a, b) for name in a if name not in PARTS):
+        if not all(np.isfinite(sample[name]).all() for sample in (a, b) for name in a):
             return float("inf")
-        if self._embeds:
-            cosine = _cosine(a, b)
-            return 0.0 if cosine is None else max(0.0, 1 - cosine)
         turn = (lambda values: values) if self._task == "text-ranking" else probabilities
-        return max(float(np.abs(turn(a[name]) - turn(b[name])).max()) for name in a if name not in PARTS)
+        return max(float(np.abs(turn(a[name]) - turn(b[name])).max()) for name in a)
 
     def _words(self, outputs: Sequence[SampleOutputs], others: Sequence[SampleOutputs]) -> Words:
         """Return a function that describes ``outputs`` by sample index.
 
         Label sequences show only differences from ``others``.
         """
-        if self._embeds:
-            return self._nearest(outputs)
         match self._task:
             case "text-ranking":
                 return lambda index: (
@@ -94,20 +82,6 @@ class EncoderAnswers:
             case "token-classification":
                 return lambda index: self._token_labels(index, outputs[index], others[index])
         return lambda index: self._label(outputs[index])
-
-    def _nearest(self, outputs: Sequence[SampleOutputs]) -> Words:
-        vectors = np.stack([output["embedding"][0] for output in outputs]).astype(np.float64)
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-
-        def words(index: int) -> str:
-            likeness = vectors @ vectors[index]
-            likeness[index] = -np.inf
-            nearest = int(likeness.argmax())
-            if not np.isfinite(likeness[nearest]):
-                return "–"
-            return f"nearest ({likeness[nearest]:.{_DECIMALS}f}): {shortened(self._samples[nearest].text, 80)}"
-
-        return words
 
     def _span(self, index: int, outputs: SampleOutputs) -> str:
         first, last = answer_span(outputs)
@@ -149,11 +123,11 @@ def probabilities(logits: Array) -> Array:
     return shares
 
 
-def _cosine(a: SampleOutputs, b: SampleOutputs) -> float | None:
+def smallest_cosine(a: SampleOutputs, b: SampleOutputs) -> float | None:
     """Return the smallest cosine of two outputs' vectors; None without vectors of more than one number."""
     smallest = []
     for name in a:
-        if (name in PARTS and len(a) > 1) or a[name].shape[-1] == 1:
+        if a[name].shape[-1] == 1 or a[name].shape != b[name].shape:
             continue
         x, y = a[name].astype(np.float64), b[name].astype(np.float64)
         lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)

@@ -1,29 +1,30 @@
-"""Conversion of an encoder: all variants are in memory together, and are measured alternately."""
+"""Conversion of an encoder: all variants are in memory together, and are measured alternately.
+
+Embedding models and rerankers over language models are compared in ``retrieval``.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isnan
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from conch.backends.base.arrays import Array
-from conch.backends.tasks.engines import NetworkEngine, OnnxRuntimeEngine, open_engine
+from conch.backends.tasks.engines import NetworkEngine, open_engine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Contrasts, Manifest
-from conch.checkpoints.modules import DENSE, NETWORKS, TOKENS, EmbeddingModel, predicts_tokens
-from conch.checkpoints.steps import Pooling
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import open_tokenizer, original_tokenizer
 from conch.convert import evidence, sentences
 from conch.convert.conversion import Conversion, Progress
-from conch.convert.encoder import agreement
+from conch.convert.encoder import agreement, network
 from conch.convert.encoder.agreement import OutputAgreement, SampleOutputs, TaskAgreement
 from conch.convert.encoder.contrasts import EncoderAnswers
 from conch.convert.encoder.evaluate import (
-    PARTS,
     Neighbours,
     apart,
     arrays_of_shape,
@@ -43,7 +44,7 @@ from conch.convert.libraries import silence_libraries
 from conch.convert.measure import Run, timed
 from conch.convert.plan import Plan
 from conch.convert.verdict import REFERENCE, BuiltVariant, FailedVariant
-from conch.core.errors import internal, unsupported
+from conch.core.errors import unsupported
 from conch.measure.texts.shapes import Shape
 
 
@@ -53,7 +54,8 @@ class Tolerance:
 
     ``vector``, ``token`` and ``logits`` are lower bounds of the smallest cosine: of sentence embeddings, of single
     tokens' vectors, and of logits (of classes, positions or words). ``mean`` is the bound of all mean cosines,
-    ``argmax`` that of the share of logits with the same argmax, and ``task`` the maximum loss in the task's metric.
+    ``argmax`` that of the share of logits with the same argmax, ``task`` the maximum loss in the task's metric, and
+    ``recall`` that in recall@100, whose last passages are all about equally far from the query.
 
     The bounds also apply to a row alone and the same row in a batch, because otherwise one of the two could not be as
     close to the reference.
@@ -65,18 +67,19 @@ class Tolerance:
     mean: float
     argmax: float
     task: float
+    recall: float
 
 
 TOLERANCES: Final[dict[str, Tolerance]] = {
     # The same arithmetic in another order: only rounding and occasional near-ties differ.
-    "fp32": Tolerance(vector=0.9999, token=0.999, logits=0.999, mean=0.9999, argmax=0.99, task=0.01),
+    "fp32": Tolerance(vector=0.9999, token=0.999, logits=0.999, mean=0.9999, argmax=0.99, task=0.01, recall=0.01),
     # 11 bits of significand: errors of 5e-4 per operation, which accumulate over layers.
-    "fp16": Tolerance(vector=0.999, token=0.99, logits=0.99, mean=0.999, argmax=0.98, task=0.01),
+    "fp16": Tolerance(vector=0.999, token=0.99, logits=0.99, mean=0.999, argmax=0.98, task=0.01, recall=0.02),
     # 8 bits of significand: eight times as coarse.
-    "bf16": Tolerance(vector=0.995, token=0.95, logits=0.97, mean=0.995, argmax=0.96, task=0.02),
+    "bf16": Tolerance(vector=0.995, token=0.95, logits=0.97, mean=0.995, argmax=0.96, task=0.02, recall=0.04),
     # 8 bits per weight and activation. Single tokens (especially [CLS], [SEP] and punctuation) change much more than
     # the mean over a sentence, which is used.
-    "int8": Tolerance(vector=0.97, token=0.80, logits=0.90, mean=0.97, argmax=0.95, task=0.05),
+    "int8": Tolerance(vector=0.97, token=0.80, logits=0.90, mean=0.97, argmax=0.95, task=0.05, recall=0.08),
 }
 
 #: Logits of fewer classes have no bound of the smallest cosine: near the border between two classes, a few small
@@ -89,6 +92,7 @@ def missed_tolerances(
     outputs: Mapping[str, OutputAgreement],
     task: TaskAgreement | None,
     neighbours: Neighbours | None = None,
+    recall: TaskAgreement | None = None,
 ) -> tuple[str, ...]:
     """Return why a variant of ``precision`` is refused, one sentence per missed bound; empty if it passes.
 
@@ -96,11 +100,12 @@ def missed_tolerances(
     """
     tolerance = TOLERANCES.get(precision, TOLERANCES["int8"])
     missed = [reason for name, output in outputs.items() for reason in _missed(name, output, tolerance)]
-    if task is not None and not -task.delta <= tolerance.task:
-        missed.append(
-            f"{task.name} {_rounded(task.value)} is {_rounded(-task.delta)} below the reference's, "
-            f"more than {tolerance.task:g}"
-        )
+    for figure, bound in ((task, tolerance.task), (recall, tolerance.recall)):
+        if figure is not None and not -figure.delta <= bound:
+            missed.append(
+                f"{figure.name} {_rounded(figure.value)} is {_rounded(-figure.delta)} below the reference's, "
+                f"more than {bound:g}"
+            )
     if neighbours is not None:
         missed += _dependent(neighbours, outputs, tolerance)
     return tuple(missed)
@@ -121,7 +126,7 @@ def together(
         key=lambda tolerance: tolerance.vector,
     )
     missed = [*_dependent(invariance, outputs, strict)]
-    widths = [outputs[name].width for name in _final_outputs(outputs) if "logits" in name]
+    widths = [outputs[name].width for name in outputs if "logits" in name]
     bound = 1 - strict.logits
     if widths and min(widths) < MIN_CLASSES and not invariance.max_difference <= bound * largest:
         missed.append(
@@ -132,7 +137,7 @@ def together(
 
 
 def _dependent(invariance: Neighbours, outputs: Mapping[str, OutputAgreement], tolerance: Tolerance) -> Iterator[str]:
-    bound = min(_cosine_bound(name, outputs[name].width, tolerance) for name in _final_outputs(outputs))
+    bound = min(_cosine_bound(name, outputs[name].width, tolerance) for name in outputs)
     if invariance.cosine_min is not None and not invariance.cosine_min >= bound:
         yield f"cosine {_rounded(invariance.cosine_min)} of a row alone with the same row in a batch is below {bound:g}"
     if invariance.argmax is not None and not invariance.argmax >= tolerance.argmax:
@@ -140,11 +145,6 @@ def _dependent(invariance: Neighbours, outputs: Mapping[str, OutputAgreement], t
             f"{_rounded(invariance.argmax)} of the answers are the same alone and in a batch, "
             f"below {tolerance.argmax:g}"
         )
-
-
-def _final_outputs(outputs: Mapping[str, OutputAgreement]) -> Sequence[str]:
-    """Return the final outputs without intermediate ones, or all if there are no others."""
-    return [name for name in outputs if name not in PARTS] or [*outputs]
 
 
 def _missed(name: str, output: OutputAgreement, tolerance: Tolerance) -> Iterator[str]:
@@ -163,7 +163,7 @@ def _missed(name: str, output: OutputAgreement, tolerance: Tolerance) -> Iterato
 def _cosine_bound(name: str, width: int, tolerance: Tolerance) -> float:
     if "logits" in name:
         return tolerance.logits if width >= MIN_CLASSES else -1.0
-    return tolerance.token if name == "last_hidden_state" else tolerance.vector
+    return tolerance.token if name == "token_embeddings" else tolerance.vector
 
 
 def _rounded(value: float) -> str:
@@ -171,8 +171,7 @@ def _rounded(value: float) -> str:
     return f"{value:.4f}".rstrip("0").rstrip(".") or "0"
 
 
-#: The maximum difference of an edited graph's output from the original's, relative to the largest value (at least 1).
-EDITED_TOLERANCE: Final = 1e-3
+Network = TypeVar("Network")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,28 +182,85 @@ class EncoderOutputs:
     neighbours: Neighbours
 
 
-def convertible(checkpoint: Checkpoint) -> EmbeddingModel:
-    """Return the modules of a checkpoint that embeds texts.
+class EncoderConversion(Conversion[Network, EncoderOutputs]):
+    """Compares networks by their outputs for single texts."""
 
-    Raises UNSUPPORTED, naming the reason, unless it is a dense model with a network in its own folder, from which the
-    modules read a vector per token.
-    """
-    model = EmbeddingModel.read(checkpoint)
-    paths = {tuple(map(id, path)): path for path in map(model.path_of, model.tasks)}
-    first = model.path_of(model.tasks[0])[0]
-    kinds = {module.kind for path in paths.values() for module in path}
-    problem = ""
-    if model.family != DENSE:
-        problem = f"it is a {model.family}"
-    elif first.kind not in NETWORKS or first.path or len(paths) > 1:
-        problem = (
-            "its modules are a Router" if len(paths) > 1 else f"its module '{first.kind}' has no network to export"
-        )
-    elif "WeightedLayerPooling" in kinds or first.target != TOKENS or predicts_tokens(first):
-        problem = "its modules read other outputs of the network than the vectors of its last layer"
-    if problem:
-        raise unsupported(f"'{checkpoint.source}' is not converted, as {problem}: serve the checkpoint itself")
-    return model
+    in_memory_together = True
+
+    @property
+    def serving_engines(self) -> frozenset[str]:
+        """All engines; only ONNX Runtime for the layout ``triton``, whose model is an ONNX graph."""
+        return frozenset({"onnxruntime"} if self.plan.layout == "triton" else {"torch", "onnxruntime", "openvino"})
+
+    def build(self) -> list[BuiltVariant | FailedVariant]:
+        """Build the planned variants, preceded by the reference if the plan lacks it."""
+        built = self.build_variants(planned(self.engines, self.precisions))
+        if "torch" not in self.engines:
+            built.insert(0, BuiltVariant(REFERENCE, "torch", "fp32", None))
+        return built
+
+    @abstractmethod
+    def build_variants(self, variants: Sequence[tuple[str, str]]) -> list[BuiltVariant | FailedVariant]:
+        """Build every engine and precision, in order."""
+
+    def evaluate(self, variant: BuiltVariant) -> tuple[Network, EncoderOutputs]:
+        """Open a variant as the server does, and run the batches that the server would make."""
+        opened, outputs = self.run_variant(variant)
+        if variant.name == REFERENCE:
+            self.check_reference(outputs.outputs)
+        return opened, outputs
+
+    @abstractmethod
+    def run_variant(self, variant: BuiltVariant) -> tuple[Network, EncoderOutputs]:
+        """Open a variant, and return the outputs for all samples."""
+
+    def check_reference(self, outputs: Sequence[SampleOutputs]) -> None:
+        """Warn if the checkpoint's own outputs are not informative."""
+        return None
+
+    @abstractmethod
+    def task_figures(
+        self, reference: Sequence[SampleOutputs], actual: Sequence[SampleOutputs]
+    ) -> Mapping[str, TaskAgreement]:
+        """Return the figure of the task's metric as ``task``, and that of ``recall`` for embedding models."""
+
+    def compare(
+        self, precision: str, reference: EncoderOutputs, actual: EncoderOutputs
+    ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
+        """Return figures by output, of the task's metrics, and of batch invariance as ``neighbours``."""
+        before, after = reference.outputs, actual.outputs
+        outputs = agreement.compare(before, after)
+        tasks = self.task_figures(before, after)
+        figures = {name: asdict(output) for name, output in outputs.items()}
+        figures |= {name: asdict(figure) for name, figure in tasks.items()}
+        reasons = missed_tolerances(precision, outputs, tasks["task"], actual.neighbours, tasks.get("recall"))
+        few = evidence.too_few(precision, self.sample_count, "samples", evidence.MIN_SAMPLES)
+        return {**figures, "neighbours": asdict(actual.neighbours)}, (*reasons, *few)
+
+    @property
+    def serves_by_shape(self) -> bool:
+        """Whether conch serves the model; with the layout ``triton``, NVIDIA's server runs one graph."""
+        return self.plan.layout == "huggingface"
+
+    def compare_pair(self, first: BuiltVariant, second: BuiltVariant) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """Return the worst figures of comparing one variant with the other, and each alone with itself in a batch."""
+        (_, own), (_, other) = self.run_variant(first), self.run_variant(second)
+        worst = widest([apart(own.outputs, other.outputs), own.neighbours, other.neighbours])
+        outputs = agreement.compare(own.outputs, other.outputs)
+        largest = greatest([*own.outputs, *other.outputs])
+        return asdict(worst), together((first.precision, second.precision), outputs, worst, largest)
+
+    def write_models(
+        self, target: Path, manifest: Manifest, built: Mapping[str, BuiltVariant]
+    ) -> tuple[Path, dict[str, str]]:
+        """Write one model, or for ``--layout triton`` three models around the variant ``auto``."""
+        if self.plan.layout != "triton":
+            return super().write_models(target, manifest, built)
+        ensemble, variant = EnsembleModels(self.plan.served_name, self.checkpoint.task), built[manifest.auto]
+        lower = bool((self.checkpoint.json("sentence_bert_config.json") or {}).get("do_lower_case"))
+        pad_id = open_tokenizer(self.checkpoint).special.pad_id or 0
+        graph = ensemble.write(target, self.checkpoint, variant.files, pad_id, lower=lower)
+        return target / ensemble.model, {variant.name: graph.name}
 
 
 def open_and_run(checkpoint: Checkpoint, head: str, device: str, arrays: Mapping[str, Array]) -> NetworkEngine:
@@ -214,10 +270,8 @@ def open_and_run(checkpoint: Checkpoint, head: str, device: str, arrays: Mapping
     return engine
 
 
-class EncoderConversion(Conversion[NetworkEngine, EncoderOutputs]):
-    """Compares networks by their outputs for single texts."""
-
-    in_memory_together = True
+class NetworkConversion(EncoderConversion[NetworkEngine]):
+    """Compares the outputs of networks: the logits of classifiers, taggers, rerankers and masked language models."""
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
         super().__init__(plan, checkpoint, folder, progress)
@@ -226,8 +280,6 @@ class EncoderConversion(Conversion[NetworkEngine, EncoderOutputs]):
                 "variants are compared on texts, so a network for images is not converted: serve it directly"
             )
         self.head = head_of(checkpoint)
-        embeds = checkpoint.task in ("feature-extraction", "sentence-similarity")
-        embedding = convertible(checkpoint) if embeds else None
         self.engines, self.precisions = plan.engines, plan.precisions
         self.shapes = plan.shapes(checkpoint.max_length)
         truncating = replace(checkpoint, options=replace(checkpoint.options, truncation="truncate"))
@@ -250,44 +302,24 @@ class EncoderConversion(Conversion[NetworkEngine, EncoderOutputs]):
             checkpoint.labels or (),
             self.encoder.tokenizer.decode,
         )
-        self.pool = Pooling(embedding, checkpoint) if embedding is not None else None
 
-    @property
-    def serving_engines(self) -> frozenset[str]:
-        """All engines; only ONNX Runtime for the layout ``triton``, whose model is an ONNX graph."""
-        return frozenset({"onnxruntime"} if self.plan.layout == "triton" else {"torch", "onnxruntime", "openvino"})
+    def build_variants(self, variants: Sequence[tuple[str, str]]) -> list[BuiltVariant | FailedVariant]:
+        load = partial(network.load, self.checkpoint)
+        return VariantBuilder(load, self.calibration, self.folder, self.progress).build(variants)
 
-    def build(self) -> list[BuiltVariant | FailedVariant]:
-        """Build the planned variants, preceded by the reference if the plan lacks it."""
-        variants = planned(self.engines, self.precisions)
-        builder = VariantBuilder(self.checkpoint, self.calibration, self.folder, self.progress)
-        built = builder.build(variants)
-        if "torch" not in self.engines:
-            built.insert(0, BuiltVariant(REFERENCE, "torch", "fp32", None))
-        return built
-
-    def evaluate(self, variant: BuiltVariant) -> tuple[NetworkEngine, EncoderOutputs]:
-        """Open a variant as the server does, and run the batches that the server would make."""
-        engine, outputs = self._run_variant(variant)
-        if variant.name == REFERENCE:
-            self._check_reference(outputs.outputs)
-        return engine, outputs
-
-    def _run_variant(self, variant: BuiltVariant) -> tuple[NetworkEngine, EncoderOutputs]:
+    def run_variant(self, variant: BuiltVariant) -> tuple[NetworkEngine, EncoderOutputs]:
         engine, encoder = self._open(variant), self.encoder
         run = partial(
             evaluate,
             engine,
             self.checkpoint.task,
-            pool=self.pool,
             mask_id=encoder.tokenizer.special.mask_id,
             pad_id=encoder.pad_id,
             max_length=encoder.max_length,
         )
         return engine, EncoderOutputs(run(self.batches), neighbours(self.strangers, run))
 
-    def _check_reference(self, outputs: list[SampleOutputs]) -> None:
-        """Warn if the checkpoint's own outputs are not informative."""
+    def check_reference(self, outputs: Sequence[SampleOutputs]) -> None:
         names = self.checkpoint.labels or ()
         if self.labels is not None:
             labels = [int(agreement.labels_of(sample)[0]) for sample in outputs]
@@ -295,55 +327,21 @@ class EncoderConversion(Conversion[NetworkEngine, EncoderOutputs]):
         elif self.checkpoint.task in ("text-classification", "token-classification"):
             self.warn(evidence.same_label_warning([agreement.labels_of(sample) for sample in outputs], names))
 
-    def compare(
-        self, precision: str, reference: EncoderOutputs, actual: EncoderOutputs
-    ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
-        """Return figures by output, of the task's metric as ``task``, of batch invariance as ``neighbours``."""
-        before, after = reference.outputs, actual.outputs
-        outputs = agreement.compare(before, after)
+    def task_figures(
+        self, reference: Sequence[SampleOutputs], actual: Sequence[SampleOutputs]
+    ) -> Mapping[str, TaskAgreement]:
         if self.labels is not None:
-            task = agreement.accuracy(self.labels, before, after)
-        else:
-            task = agreement.compare_task(self.checkpoint.task, self.samples, before, after)
-        figures = {name: asdict(output) for name, output in outputs.items()}
-        reasons = missed_tolerances(precision, outputs, task, actual.neighbours)
-        few = evidence.too_few(precision, self.sample_count, "samples", evidence.MIN_SAMPLES)
-        return {**figures, "task": asdict(task), "neighbours": asdict(actual.neighbours)}, (*reasons, *few)
+            return {"task": agreement.accuracy(self.labels, reference, actual)}
+        return {"task": agreement.compare_task(self.checkpoint.task, self.samples, reference, actual)}
 
     def contrast(self, reference: EncoderOutputs, actual: EncoderOutputs) -> Contrasts:
         """Return the texts with the most different outputs, and descriptions of both outputs."""
         return self.words.contrasts(reference.outputs, actual.outputs)
 
-    @property
-    def serves_by_shape(self) -> bool:
-        """Whether conch serves the model; with the layout ``triton``, NVIDIA's server runs one graph."""
-        return self.plan.layout == "huggingface"
-
-    def compare_pair(self, first: BuiltVariant, second: BuiltVariant) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """Return the worst figures of comparing one variant with the other, and each alone with itself in a batch."""
-        (_, own), (_, other) = self._run_variant(first), self._run_variant(second)
-        worst = widest([apart(own.outputs, other.outputs), own.neighbours, other.neighbours])
-        outputs = agreement.compare(own.outputs, other.outputs)
-        largest = greatest([*own.outputs, *other.outputs])
-        return asdict(worst), together((first.precision, second.precision), outputs, worst, largest)
-
     def runs(self, networks: Mapping[str, NetworkEngine], shape: Shape) -> dict[str, Run]:
         """Return one run of each network on the same arrays."""
         arrays = arrays_of_shape(self.encoder, self.samples, shape)
         return {name: timed(partial(engine.run, arrays)) for name, engine in networks.items()}
-
-    def write_models(
-        self, target: Path, manifest: Manifest, built: Mapping[str, BuiltVariant]
-    ) -> tuple[Path, dict[str, str]]:
-        """Write one model, or for ``--layout triton`` three models around the variant ``auto``."""
-        if self.plan.layout != "triton":
-            return super().write_models(target, manifest, built)
-        ensemble, variant = EnsembleModels(self.plan.served_name, self.checkpoint.task), built[manifest.auto]
-        lower = bool((self.checkpoint.json("sentence_bert_config.json") or {}).get("do_lower_case"))
-        pad_id = open_tokenizer(self.checkpoint).special.pad_id or 0
-        graph = ensemble.write(target, self.checkpoint, variant.files, pad_id, lower=lower)
-        self._verify_edited(graph, variant)
-        return target / ensemble.model, {variant.name: graph.name}
 
     def opening(self, variant: BuiltVariant) -> Opening:
         largest = max(self.shapes, key=lambda shape: shape.batch * shape.tokens)
@@ -364,16 +362,3 @@ class EncoderConversion(Conversion[NetworkEngine, EncoderOutputs]):
         checkpoint = replace(self.checkpoint, variant=entry)
         checkpoint = replace(checkpoint, options=replace(checkpoint.options, engine="auto"))
         return checkpoint, self.head, "cuda" if variant.engine == "tensorrt" else "cpu"
-
-    def _verify_edited(self, graph: Path, variant: BuiltVariant) -> None:
-        """Raise INTERNAL if a graph that was edited for other servers has changed its outputs."""
-        with silence_libraries():
-            edited = OnnxRuntimeEngine(graph, precision=variant.precision, threads=self.plan.threads)
-        arrays = self.batches[len(self.batches) // 2].arrays
-        expected = self._open(variant).run(arrays)
-        if self.pool is not None:
-            expected["embedding"] = self.pool(expected["last_hidden_state"], arrays["attention_mask"])
-        for name, values in edited.run(arrays).items():
-            difference = float(abs(values - expected[name]).max())
-            if not difference <= EDITED_TOLERANCE * max(1.0, float(abs(values).max())):
-                raise internal(f"the edited graph gives another {name} than before, by {difference:.2g}")

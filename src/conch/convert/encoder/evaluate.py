@@ -6,7 +6,7 @@ similar length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Final
@@ -17,7 +17,7 @@ from conch.backends.base.arrays import Array
 from conch.backends.tasks.engines import NetworkEngine
 from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import Tokens
-from conch.convert.encoder.agreement import OutputAgreement, SampleOutputs, compare
+from conch.convert.encoder.agreement import SampleOutputs, compare
 from conch.convert.sentences import TextSample
 from conch.measure.texts.shapes import Shape
 
@@ -26,9 +26,6 @@ ROWS: Final = (8, 1, 3)
 
 #: Outputs of one number per token.
 _BY_TOKEN: Final = ("start_logits", "end_logits")
-
-#: Maps FP32 ``[rows, tokens, hidden]`` and INT64 ``[rows, tokens]`` (1 for real tokens) to ``[rows, width]``.
-Pool = Callable[[Array, Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +39,20 @@ class TokenBatch:
 def batches(encoder: InputEncoder, samples: Sequence[TextSample], rows: Sequence[int] = ROWS) -> list[TokenBatch]:
     """Batch the samples by length. Long texts are truncated regardless of the model's configuration."""
     tokens = tokenize(encoder, samples)
-    order = sorted(range(len(tokens)), key=lambda index: len(tokens[index].ids))
+    groups = by_length([len(text.ids) for text in tokens], rows)
+    return [TokenBatch(group, padded([tokens[index] for index in group], encoder.pad_id)) for group in groups]
+
+
+def by_length(lengths: Sequence[int], rows: Sequence[int] = ROWS) -> list[tuple[int, ...]]:
+    """Return groups of the indices of texts of similar ``lengths``, of ``rows`` texts in turn."""
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     groups = []
     for count in cycle(rows):
         if not order:
             break
         groups.append(tuple(order[:count]))
         del order[:count]
-    return [TokenBatch(group, padded([tokens[index] for index in group], encoder.pad_id)) for group in groups]
+    return groups
 
 
 def tokenize(encoder: InputEncoder, samples: Sequence[TextSample]) -> list[Tokens]:
@@ -86,24 +89,20 @@ def evaluate(
     task: str,
     batches: Sequence[TokenBatch],
     *,
-    pool: Pool | None = None,
     mask_id: int | None = None,
     pad_id: int = 0,
     max_length: int = 0,
 ) -> list[SampleOutputs]:
     """Return the outputs of ``engine`` for each sample, in sample order.
 
-    Batches are padded with ``pad_id`` to the engine's shapes, up to ``max_length`` tokens, as in the server. ``pool``
-    makes the sentence embeddings of feature-extraction. For fill-mask only the logits at ``mask_id`` are kept, because
-    those of all positions would fill the memory.
+    Batches are padded with ``pad_id`` to the engine's shapes, up to ``max_length`` tokens, as in the server.
+    For fill-mask only the logits at ``mask_id`` are kept, because those of all positions would fill the memory.
     """
     by_index: dict[int, SampleOutputs] = {}
     for batch in batches:
         arrays = as_served(engine, batch.arrays, pad_id, max_length)
         outputs = engine.run(arrays)
         mask = arrays["attention_mask"]
-        if pool is not None:
-            outputs = {**outputs, "embedding": pool(outputs["last_hidden_state"], mask)}
         for row, index in enumerate(batch.indices):
             length = int(mask[row].sum())
             sample = {name: _unpadded(name, values[row], length) for name, values in outputs.items()}
@@ -149,9 +148,6 @@ def _at_mask(logits: Array, ids: Array, mask_id: int) -> Array:
 BATCH_ROWS: Final = 6
 MAX_ROWS: Final = 24
 
-#: Intermediate outputs, from which the task's outputs are computed.
-PARTS: Final = ("last_hidden_state",)
-
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
@@ -171,16 +167,20 @@ class Neighbours:
 def batches_of_strangers(encoder: InputEncoder, samples: Sequence[TextSample]) -> list[TokenBatch]:
     """Return batches of texts of different lengths, from the shortest to the longest."""
     tokens = tokenize(encoder, samples)
-    order = sorted(range(len(tokens)), key=lambda index: len(tokens[index].ids))
-    step = max(1, len(order) // MAX_ROWS)
-    chosen = order[::step][:MAX_ROWS]
-    count = max(1, len(chosen) // BATCH_ROWS)
-    groups = [[tokens[index] for index in chosen[first::count]] for first in range(count)]
+    groups = [[tokens[index] for index in group] for group in of_strangers([len(text.ids) for text in tokens])]
     batches, done = [], 0
     for group in groups:
         batches.append(TokenBatch(tuple(range(done, done + len(group))), padded(group, encoder.pad_id)))
         done += len(group)
     return batches
+
+
+def of_strangers(lengths: Sequence[int]) -> list[list[int]]:
+    """Return groups of the indices of texts of different ``lengths``, from the shortest to the longest."""
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    chosen = order[:: max(1, len(order) // MAX_ROWS)][:MAX_ROWS]
+    count = max(1, len(chosen) // BATCH_ROWS)
+    return [chosen[first::count] for first in range(count)]
 
 
 def alone(batch: TokenBatch) -> list[TokenBatch]:
@@ -200,7 +200,7 @@ def neighbours(batches: Sequence[TokenBatch], run: Callable[[Sequence[TokenBatch
 
 def apart(first: Sequence[SampleOutputs], second: Sequence[SampleOutputs], rows: int = 1) -> Neighbours:
     """Compare two outputs for the same rows, which were in batches of ``rows``."""
-    figures = _final_outputs(compare(first, second))
+    figures = compare(first, second)
     cosines = [figure.cosine_min for figure in figures.values() if figure.cosine_min is not None]
     shares = [figure.argmax for figure in figures.values() if figure.argmax is not None]
     return Neighbours(
@@ -227,10 +227,4 @@ def widest(results: Sequence[Neighbours]) -> Neighbours:
 
 def greatest(outputs: Sequence[SampleOutputs]) -> float:
     """Return the largest absolute value of all outputs."""
-    return max(
-        (float(np.abs(output[name]).max()) for output in outputs for name in output if name not in PARTS), default=0.0
-    )
-
-
-def _final_outputs(figures: Mapping[str, OutputAgreement]) -> Mapping[str, OutputAgreement]:
-    return {name: figure for name, figure in figures.items() if name not in PARTS} or figures
+    return max((float(np.abs(values).max()) for output in outputs for values in output.values()), default=0.0)

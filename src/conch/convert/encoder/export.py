@@ -97,7 +97,7 @@ def _export(module: Any, network: ReferenceNetwork, file: Path, **settings: Any)
 
 def _axes(network: ReferenceNetwork, name: str) -> dict[int, str]:
     """Return the dynamic axes of an input or output."""
-    if name in network.outputs and not network.outputs_have_tokens:
+    if name in network.outputs and not network.has_tokens(name):
         return {0: "sequences"}
     return {0: "sequences", 1: "tokens"}
 

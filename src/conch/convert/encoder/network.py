@@ -6,7 +6,7 @@ It is the reference for all files made from it. ONNX graphs are verified against
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +14,14 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Array
+from conch.backends.tasks.causal import CAUSAL_HEAD
+from conch.backends.tasks.engines import POOLED
+from conch.backends.tasks.retrieval.pipeline import head_of_module, output_of
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.ranking import is_causal
+from conch.checkpoints.modules import EmbeddingModel, Module
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import original_tokenizer
+from conch.convert.encoder.modules import contained, outputs_of, with_modules
 from conch.convert.libraries import load_pretrained, silence_libraries
 from conch.core.errors import internal, unsupported
 
@@ -48,19 +52,13 @@ MAX_TEST_TOKENS: Final = 512
 
 
 def head_of(checkpoint: Checkpoint) -> str:
-    """Return the head for the task of ``checkpoint``; raises UNSUPPORTED unless an encoder completes it in one pass."""
-    task = checkpoint.task
-    if task == "text-ranking" and is_causal(checkpoint.config):
-        raise unsupported(
-            f"'{checkpoint.source}' ranks with a causal language model, which is not converted; "
-            "serve the checkpoint itself"
-        )
+    """Return the head for the task of ``checkpoint``; raises UNSUPPORTED unless one pass completes it."""
     try:
-        return HEADS[task]
+        return HEADS[checkpoint.task]
     except KeyError:
         raise unsupported(
-            f"task '{task}' cannot be converted: conversion is for {', '.join(sorted([*HEADS, 'text-generation']))}; "
-            "serve the checkpoint itself instead"
+            f"task '{checkpoint.task}' cannot be converted: conversion is for "
+            f"{', '.join(sorted([*HEADS, 'text-generation']))}; serve the checkpoint itself instead"
         ) from None
 
 
@@ -81,10 +79,9 @@ class ReferenceNetwork:
     def model_type(self) -> str:
         return str(self.module.config.model_type)
 
-    @property
-    def outputs_have_tokens(self) -> bool:
-        """Whether the outputs have a token axis in addition to the sequence axis."""
-        return self.head != "AutoModelForSequenceClassification"
+    def has_tokens(self, output: str) -> bool:
+        """Whether an output has a token axis in addition to the sequence axis."""
+        return output != POOLED and self.head not in ("AutoModelForSequenceClassification", CAUSAL_HEAD)
 
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs by name."""
@@ -130,6 +127,61 @@ def load(checkpoint: Checkpoint) -> ReferenceNetwork:
     max_tokens = min(checkpoint.max_length, MAX_TEST_TOKENS)
     encoder = open_encoder(checkpoint, original_tokenizer(checkpoint))
     return ReferenceNetwork(module, head, inputs_of(module, types=encoder.types), outputs, max_tokens)
+
+
+def load_embedding(checkpoint: Checkpoint, model: EmbeddingModel, first: Module, *, whole: bool) -> ReferenceNetwork:
+    """Load the network of the Transformer module ``first``, with all modules after it if ``whole``.
+
+    Otherwise, its outputs are those that the modules read.
+    """
+    part = checkpoint.part(first.path)
+    head = head_of_module(part, first)
+    output = output_of(first)
+    module = load_pretrained(part, head, attention="eager", outputs=(output,))
+    inputs = inputs_of(module, types=open_encoder(part, original_tokenizer(part)).types)
+    module.config.use_cache = False
+    rest = contained(model, first)
+    outputs: tuple[str, ...] = (output,)
+    if whole and rest is not None:
+        module, outputs = with_modules(module, checkpoint, part, model, first, rest), outputs_of(model, first)
+    return ReferenceNetwork(module, head, inputs, outputs, min(part.max_length, MAX_TEST_TOKENS))
+
+
+def load_ranking(checkpoint: Checkpoint, ids: Sequence[int]) -> ReferenceNetwork:
+    """Load a causal language model whose outputs are the logits of the tokens ``ids`` after the last token of a row."""
+    module = load_pretrained(checkpoint, CAUSAL_HEAD, attention="eager", outputs=LOGITS)
+    module.config.use_cache = False
+    inputs = ("input_ids", "attention_mask")
+    max_tokens = min(checkpoint.max_length, MAX_TEST_TOKENS)
+    return ReferenceNetwork(_after_last_token(module, ids), CAUSAL_HEAD, inputs, LOGITS, max_tokens)
+
+
+def _after_last_token(network: Any, ids: Sequence[int]) -> Any:
+    """Return a ``torch.nn.Module`` of ``network`` that computes the logits of ``ids`` after the last token of a row."""
+    import torch
+
+    head = network.get_output_embeddings()
+
+    class LastLogits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+            self.config = network.config
+
+        def forward(self, input_ids: Any, attention_mask: Any, return_dict: bool = True) -> dict[str, Any]:
+            def last(states: Any) -> Any:
+                ends = (attention_mask.sum(1) - 1).clamp(min=0)[:, None, None]
+                return states.gather(1, ends.expand(-1, -1, states.shape[2]))
+
+            # The head is a large part of the work, and is needed for one token of each row.
+            hook = head.register_forward_pre_hook(lambda _, given: (last(given[0]), *given[1:]))
+            try:
+                outputs = self.network(input_ids=input_ids, attention_mask=attention_mask, return_dict=True)
+            finally:
+                hook.remove()
+            return {LOGITS[0]: outputs.logits[:, 0][:, list(ids)]}
+
+    return LastLogits().eval()
 
 
 def inputs_of(module: Any, *, types: bool) -> tuple[str, ...]:

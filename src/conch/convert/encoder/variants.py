@@ -14,10 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Array
-from conch.checkpoints.folder import Checkpoint
-from conch.convert.encoder import export, network
+from conch.convert.encoder import export
 from conch.convert.encoder.export import computes_bf16, convert_graph, half, optimise, quantise
-from conch.convert.encoder.network import is_large, open_session, write_graph
+from conch.convert.encoder.network import ReferenceNetwork, is_large, open_session, write_graph
 from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.verdict import BuiltVariant, FailedVariant
 from conch.core.errors import invalid, unsupported
@@ -167,28 +166,27 @@ def planned(backends: Sequence[str], precisions: Sequence[str]) -> list[tuple[st
 
 
 class VariantBuilder:
-    """Builds the variants of one checkpoint in ``folder``, which contains only their files at the end.
+    """Builds the variants of one network in ``folder``, to which only their files are added at the end.
 
-    The network is loaded once; it is exported and optimized once, for the first variant that needs it. ``calibration``
-    are sequences for calibrating the ranges of activations, INT64 ``[1, tokens]`` by input name. Raises UNSUPPORTED
-    for a task that is not completed in one pass, INVALID_ARG for a checkpoint that cannot be loaded.
+    ``load`` is called once; the network is exported and optimized once, for the first variant that needs it.
+    ``calibration`` are sequences for calibrating the ranges of activations, INT64 ``[1, tokens]`` by input name. Raises
+    the errors of ``load``.
     """
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        load: Callable[[], ReferenceNetwork],
         calibration: Sequence[Mapping[str, Array]],
         folder: Path,
         progress: Callable[[str], None],
     ) -> None:
-        network.head_of(checkpoint)
         self.calibration = spread(calibration)
         self.folder = folder
         self.progress = progress
         #: Intermediate files from which others are made.
         self.parts = folder / "parts"
         progress("loading the checkpoint")
-        self.network = network.load(checkpoint)
+        self.network = load()
         #: The file of each shared step, or its exception, which fails every variant that needs it.
         self.shared: dict[Callable[[], Path], Path | Exception] = {}
 

@@ -206,13 +206,12 @@ def _apart(variant: Variant) -> float | None:
 
 
 def _cosine(variant: Variant) -> float | None:
-    """Return the smallest cosine of final outputs, or of intermediate ones if no other has a cosine."""
-    by_output = {
-        name: figures["cosine_min"]
+    """Return the smallest cosine of all outputs."""
+    cosines = [
+        figures["cosine_min"]
         for name, figures in variant.agreement.items()
         if name not in ("task", "neighbours") and figures.get("cosine_min") is not None
-    }
-    cosines = [value for name, value in by_output.items() if name != "last_hidden_state"] or list(by_output.values())
+    ]
     return min(cosines, default=None)
 
 

@@ -78,7 +78,7 @@ class EncoderNotation:
         """Format smallest cosines and the metric: ``logits ≥ 0.9912; same label 0.993 (0.96 … 1)``."""
         parts = []
         for name, output in figures.items():
-            if name == "task":
+            if name in ("task", "recall"):
                 low, high = (output["value"] - output["delta"] + output[bound] for bound in ("low", "high"))
                 parts.append(f"{output['name']} {output['value']:.4f} ({low:.4f} … {high:.4f})")
             elif name != NEIGHBOURS and output.get("cosine_min") is not None:

@@ -325,6 +325,7 @@ def test_each_run_takes_the_engine_for_its_shape() -> None:
     assert [part.variant for part in engine.parts] == ["variant1", "variant2"]
 
 
-def test_engines_with_other_outputs_do_not_run_together() -> None:
-    with pytest.raises(ConchError, match="variants 'variant1' and 'variant2' of one model give logits and scores"):
-        EnginesByShape(Named(1), Named(2, ("scores",)), lambda rows, tokens: True)
+def test_all_engines_of_a_task_have_its_outputs() -> None:
+    engine = EnginesByShape(Named(1), Named(2, ("scores",)), lambda rows, tokens: True)
+    with pytest.raises(ConchError, match="'m' gives scores; the task needs logits"):
+        engine.require_outputs(("logits",), "m")

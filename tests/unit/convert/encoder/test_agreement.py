@@ -82,27 +82,6 @@ def test_accuracy_is_compared_with_the_references() -> None:
     assert task.low <= -0.25 <= task.high
 
 
-def test_order_of_similarities_survives_scaling_and_suffers_from_noise() -> None:
-    vectors = RANDOM.standard_normal((30, 16))
-    reference = embeddings(vectors)
-
-    same = compare_task("feature-extraction", [], reference, embeddings(vectors * 3))
-    noisy = compare_task("feature-extraction", [], reference, embeddings(vectors + RANDOM.standard_normal((30, 16))))
-
-    assert same.value == pytest.approx(1)
-    assert noisy.value < 0.9
-    assert noisy.low <= noisy.delta <= noisy.high
-
-
-def test_intervals_are_the_same_every_time() -> None:
-    vectors = RANDOM.standard_normal((20, 4))
-    variant = embeddings(vectors + 0.1 * RANDOM.standard_normal((20, 4)))
-
-    first, second = (compare_task("feature-extraction", [], embeddings(vectors), variant) for _ in range(2))
-
-    assert first == second
-
-
 def test_passages_are_ranked_within_their_query() -> None:
     samples = [TextSample("q", str(n), group=n // 3) for n in range(6)]
     reference = logits([1], [2], [3], [30], [20], [10])

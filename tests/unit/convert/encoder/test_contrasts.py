@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.convert.conversion import MOST_DIFFERENCES, sampled, shortened
@@ -25,20 +24,6 @@ def answers(task: str, names: Sequence[str] = (), pair: str | None = None) -> En
 
 def outputs(name: str, *values: Any) -> list[SampleOutputs]:
     return [{name: np.array(value, np.float32)} for value in values]
-
-
-def test_embeddings_are_reported_by_their_nearest_text() -> None:
-    before = outputs("embedding", [[1, 0]], [[0.9, 0.1]], [[0, 1]])
-    after = outputs("embedding", [[0, 1]], [[0.9, 0.1]], [[0, 1]])
-
-    found = answers("feature-extraction").contrasts(before, after)
-
-    assert len(found.worst) == 1
-    worst = found.worst[0]
-    assert (worst.text, worst.cosine, worst.difference) == ("a bus", 0, 1)
-    assert worst.reference == "nearest (0.994): a tram"
-    assert worst.variant == "nearest (1.000): a cake"
-    assert found.differences == pytest.approx((0, 0, 1), abs=1e-6)
 
 
 def test_labels_have_their_probability() -> None:
@@ -95,11 +80,6 @@ def test_long_texts_are_cut_after_a_word() -> None:
 
 def test_answer_that_is_no_number_differs_most() -> None:
     nan = float("nan")
-    found = answers("feature-extraction").contrasts(
-        outputs("embedding", [[1, 0]], [[0, 1]], [[1, 1]]), outputs("embedding", [[1, 0]], [[1, 0]], [[nan, 1]])
-    )
-    assert [(one.text, one.cosine) for one in found.worst] == [("a cake", None), ("a tram", 0)]
-
     spans = [{"start_logits": np.eye(3)[[0]], "end_logits": np.eye(3)[[2]]} for _ in range(3)]
     broken = [*spans[:2], {"start_logits": np.eye(3)[[1]], "end_logits": np.array([[nan, 0, 0]])}]
     assert answers("question-answering").contrasts(spans, broken).worst[0].text == "a cake"

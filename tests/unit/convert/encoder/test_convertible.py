@@ -10,9 +10,7 @@ import pytest
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.modules import Module
-from conch.checkpoints.options import Options
-from conch.convert.encoder.conversion import convertible
-from conch.convert.encoder.network import head_of
+from conch.convert.encoder.retrieval import convertible
 from conch.core.errors import ConchError
 from tests.text_checkpoints import write
 
@@ -34,28 +32,24 @@ def folder(path: Path, *kinds: str, **settings: Any) -> Checkpoint:
 
 
 def test_a_dense_model_with_one_network_is_converted(tmp_path: Path) -> None:
-    model = convertible(folder(tmp_path, "Transformer", "Pooling", "Normalize"))
+    model = convertible(folder(tmp_path, "Transformer", "Pooling", "Normalize"), whole=True)
     assert [module.kind for module in model.modules] == ["Transformer", "Pooling", "Normalize"]
     assert isinstance(model.modules[0], Module)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "settings", "reason"),
-    [
-        (("MLMTransformer", "SpladePooling"), {"model_type": "SparseEncoder"}, "it is a SparseEncoder"),
-        (("Transformer", "MultiVectorMask"), {"model_type": "MultiVectorEncoder"}, "it is a MultiVectorEncoder"),
-        (("StaticEmbedding", "Normalize"), {}, "its module 'StaticEmbedding' has no network to export"),
-        (("Transformer", "WeightedLayerPooling", "Pooling"), {}, "its modules read other outputs of the network"),
-    ],
-)
-def test_another_model_is_refused(tmp_path: Path, kinds: tuple[str, ...], settings: Any, reason: str) -> None:
-    checkpoint = folder(tmp_path, *kinds, **settings)
-    with pytest.raises(ConchError, match=f"is not converted, as {reason}"):
-        convertible(checkpoint)
+def test_a_model_without_a_network_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match="is not converted, as its module 'StaticEmbedding' has no network to export"):
+        convertible(folder(tmp_path, "StaticEmbedding", "Normalize"), whole=True)
 
 
-def test_a_reranker_over_a_language_model_is_not_converted() -> None:
-    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-    checkpoint = Checkpoint(Path("m"), "m", "", config, Options(), task="text-ranking")
-    with pytest.raises(ConchError, match="'m' ranks with a causal language model, which is not converted"):
-        head_of(checkpoint)
+def test_a_model_whose_tasks_pool_logits_differently_is_refused(tmp_path: Path) -> None:
+    checkpoint = folder(tmp_path, "MLMTransformer", "Router", model_type="SparseEncoder")
+    routes = {task: [f"{task}_0_SpladePooling"] for task in ("query", "document")}
+    types = {name: NAMESPACE + "SpladePooling" for names in routes.values() for name in names}
+    router = tmp_path / "1_Router"
+    (router / "router_config.json").write_text(json.dumps({"types": types, "structure": routes}))
+    for strategy, name in zip(("sum", "max"), types, strict=True):
+        (router / name).mkdir()
+        (router / name / "config.json").write_text(json.dumps({"pooling_strategy": strategy}))
+    with pytest.raises(ConchError, match="is not converted, as its tasks pool the same logits of words in different"):
+        convertible(checkpoint, whole=True)

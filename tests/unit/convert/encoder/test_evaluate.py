@@ -105,12 +105,6 @@ def test_fill_mask_keeps_the_words_at_the_mask(encoder: InputEncoder) -> None:
         assert one["logits"].tolist() == [[encoder.tokenizer.special.mask_id] * 2]
 
 
-def test_pooled_vectors_are_outputs_too(encoder: InputEncoder) -> None:
-    found = evaluate(Echo(), "feature-extraction", batches(encoder, SAMPLES), pool=lambda hidden, mask: hidden[:, 0])
-
-    assert all(one["embedding"].shape == (1, 2) for one in found)
-
-
 @pytest.mark.parametrize("shape", [Shape(1, 2), Shape(3, 16), Shape(32, 40)])
 def test_measured_inputs_are_text_of_exactly_that_shape(encoder: InputEncoder, shape: Shape) -> None:
     arrays = arrays_of_shape(encoder, SAMPLES, shape)

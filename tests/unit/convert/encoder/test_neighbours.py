@@ -87,10 +87,7 @@ def test_labels_that_change_in_a_batch_are_counted() -> None:
     ],
 )
 def test_dependence_beyond_the_tolerance_refuses(precision: str, found: Neighbours, expected: str | None) -> None:
-    outputs = {
-        "embedding": OutputAgreement(1, 1, 0, None, 384),
-        "last_hidden_state": OutputAgreement(1, 1, 0, None, 384),
-    }
+    outputs = {"embedding": OutputAgreement(1, 1, 0, None, 384)}
 
     missed = missed_tolerances(precision, outputs, None, found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from transformers import BertConfig
 
 from conch.backends.base.arrays import Array
-from conch.convert.encoder import export, variants
+from conch.convert.encoder import export, network, variants
 from conch.convert.encoder.network import ReferenceNetwork
 from conch.convert.verdict import BuiltVariant, FailedVariant
 from conch.core.errors import Code, ConchError, internal
@@ -32,7 +33,7 @@ def build(
     work = folder / "work"
     work.mkdir()
     steps = heard if heard is not None else []
-    builder = variants.VariantBuilder(checkpoint, calibration(), work, steps.append)
+    builder = variants.VariantBuilder(partial(network.load, checkpoint), calibration(), work, steps.append)
     return builder.build(variants.planned(backends, quantize))
 
 
@@ -110,7 +111,7 @@ def test_task_that_generates_is_unsupported(tmp_path: Path) -> None:
     checkpoint.task = "summarization"
 
     with pytest.raises(ConchError) as refused:
-        variants.VariantBuilder(checkpoint, calibration(), tmp_path, print)
+        network.load(checkpoint)
 
     assert refused.value.code is Code.UNSUPPORTED
     assert refused.value.message.startswith("task 'summarization' cannot be converted")

@@ -17,6 +17,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     wordpiece(folder)
     for name in ("config.json", "model.safetensors", "pytorch_model.bin", "model.onnx", "conch.json", "code.py"):
         (folder / name).write_text("{}")
+    (folder / "modules.json").write_text('[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]')
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text("{}")
     return Checkpoint(folder, "tiny", "", {"hidden_size": 3}, Options(), task="feature-extraction", max_length=8)

@@ -36,7 +36,7 @@ def configs(folder: Path) -> dict[str, ModelConfig]:
 @pytest.mark.parametrize(
     ("task", "output", "texts", "inputs", "names"),
     [
-        ("feature-extraction", "last_hidden_state", ["TEXT"], ["input_ids", "attention_mask"], ["output"]),
+        ("feature-extraction", "sentence_embedding", ["TEXT"], ["input_ids", "attention_mask"], ["output"]),
         ("text-classification", "logits", ["TEXT"], ["input_ids", "attention_mask"], ["output"]),
         (
             "text-ranking",

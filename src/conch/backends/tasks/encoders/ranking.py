@@ -65,13 +65,23 @@ class Rerank(EncoderTask):
             self.encoder.max_length = min(self.encoder.max_length, self.plan.max_length)
         self.pairs = PairEncoder(self.plan, checkpoint, self.encoder)
         self.shares_prefixes = False
-        if self.plan.causal:
-            if not isinstance(self.engine, CausalEngine):
-                raise unsupported(
-                    f"engine '{self.engine.name}' does not rank with causal language models: choose torch"
-                )
+        if isinstance(self.engine, CausalEngine):
             self.engine.keep(self.plan.true_id, self.plan.false_id)
             self.shares_prefixes = self.engine.continues_prefixes(range(3, 19), 5)
+        elif self.plan.causal:
+            self._require_scores()
+
+    def _require_scores(self) -> None:
+        """Raise UNSUPPORTED unless the graph of a causal language model gives the logits of which a score consists."""
+        expected = 1 if self.plan.false_id is None else 2
+        ids = np.arange(3, 9)[None]
+        for engine in self.engine.parts:
+            logits = engine.run({"input_ids": ids, "attention_mask": np.ones_like(ids)})["logits"]
+            if logits.shape != (1, expected):
+                raise unsupported(
+                    f"engine '{engine.name}' does not rank with this causal language model: its graph gives the logits "
+                    "of all tokens; choose torch, or convert the checkpoint with conch convert"
+                )
 
     @classmethod
     def choose_head(cls, checkpoint: Checkpoint) -> str:

@@ -24,7 +24,7 @@ from conch.core.inference import TensorSpec
 from conch.core.text_parameters import PROMPT_TEXT
 
 _PROMPT: str = "prompt_name"
-_TASK: str = "task"
+TASK: str = "task"
 #: Tasks of Cohere's API for which a model may have a prompt or a route; otherwise its texts have no task.
 PURPOSES: Final = ("classification", "clustering")
 
@@ -36,13 +36,13 @@ class Embedding(Task):
         self.model = EmbeddingModel.read(checkpoint)
         self._defaults = checkpoint.options.extra
         by_modules: dict[tuple[int, ...], Pipeline] = {}
-        self._pipelines: dict[str | None, Pipeline] = {}
+        self.pipelines_by_task: dict[str | None, Pipeline] = {}
         for task in self.model.tasks:
             modules: Sequence[Module] = self.model.path_of(task)
             key = tuple(map(id, modules))
             if key not in by_modules:
                 by_modules[key] = open_pipeline(checkpoint, self.model, modules, open_engine)
-            self._pipelines[task] = by_modules[key]
+            self.pipelines_by_task[task] = by_modules[key]
         self.pipelines = list(by_modules.values())
 
     @classmethod
@@ -50,7 +50,7 @@ class Embedding(Task):
         model = EmbeddingModel.read(checkpoint)
         inputs = [replace(TEXT, optional=True), IMAGE] if model.reads_images else [TEXT]
         if model.saved:
-            inputs += [TensorSpec(name, "BYTES", (1,), optional=True) for name in (_PROMPT, _TASK)]
+            inputs += [TensorSpec(name, "BYTES", (1,), optional=True) for name in (_PROMPT, TASK)]
         return TaskDescription(tuple(inputs), output_specs(model))
 
     @classmethod
@@ -64,7 +64,7 @@ class Embedding(Task):
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        return self._pipelines.get(None, self.pipelines[0]).tokenizer
+        return self.pipelines_by_task.get(None, self.pipelines[0]).tokenizer
 
     @property
     def runtime_facts(self) -> dict[str, str]:
@@ -74,7 +74,7 @@ class Embedding(Task):
     def prepare(self, request: Request) -> PreparedRequest:
         only_images = request.has(IMAGE.name) and not request.has(TEXT.name)
         texts = [] if only_images else texts_of(request, TEXT.name)
-        name, task = self._option(request, _PROMPT), self._option(request, _TASK)
+        name, task = self._option(request, _PROMPT), self._option(request, TASK)
         if task in PURPOSES:
             name = name or (task if task in self.model.prompts.by_name else None)
             task = task if task in self.model.tasks else None
@@ -82,7 +82,7 @@ class Embedding(Task):
         prompt = request.parameters.get(PROMPT_TEXT)
         if type(prompt) is not str:
             prompt = self.model.prompts.text(name, task)
-        pipeline = self._pipelines[task]
+        pipeline = self.pipelines_by_task[task]
         if HIDDEN_STATE.name in request.outputs and not pipeline.gives_hidden_state:
             raise unsupported(
                 f"output '{HIDDEN_STATE.name}': what serves this model gives one vector for each text; a network that "

@@ -15,19 +15,27 @@ import numpy as np
 
 from conch.backends.base.arrays import Array, Request, Result
 from conch.backends.tasks.encoders.encoder_task import EncodedRequest, EncoderNetwork, PaddedBatch, completed
-from conch.backends.tasks.engines import HIDDEN_STATES, POOLED
+from conch.backends.tasks.engines import (
+    HIDDEN_STATES,
+    POOLED,
+    POOLED_LOGITS,
+    TOKEN_VECTORS,
+    TOKEN_WEIGHTS,
+)
 from conch.backends.tasks.retrieval.outputs import COUNT, HIDDEN_STATE, Values, tensors_of, values_of
 from conch.backends.tasks.task import ExecutionWork, OpenEngine
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.heads import TokenHeads
+from conch.checkpoints.heads import TokenHeads, sparse_rows, vector_rows
 from conch.checkpoints.modules import (
     DENSE,
     FEATURES,
     MULTI_VECTOR,
+    SENTENCE,
     SPARSE,
     TOKENS,
     EmbeddingModel,
     Module,
+    includes_prompt,
     joined,
     predicts_tokens,
     retrieval_head,
@@ -40,7 +48,6 @@ from conch.checkpoints.steps import (
     Features,
     Steps,
     Vocabulary,
-    includes_prompt,
 )
 from conch.checkpoints.tokenizers.inputs import InputEncoder, read_truncation
 from conch.checkpoints.tokenizers.open import open_tokenizer
@@ -119,31 +126,53 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
         self.model, self._module = model, first
         part = checkpoint.part(first.path)
         super().__init__(part, open_network(checkpoint, part, first, others, open_engine))
-        names = self.engine.outputs
-        self._hidden = next((name for name in (output_of(first), *HIDDEN) if name in names), "")
-        if not self._hidden and POOLED not in names:
-            raise unsupported(
-                f"'{checkpoint.source}' gives {', '.join(names)}; an embedding needs {' or '.join((*HIDDEN, POOLED))}"
-            )
-        self.gives_hidden_state = bool(self._hidden) and model.family == DENSE
+        self._hidden = (POOLED_LOGITS, output_of(first), *HIDDEN)
+        #: The output of graphs that contain the modules.
+        self._final = TOKEN_VECTORS if model.family == MULTI_VECTOR else POOLED
+        self._check_outputs(checkpoint)
+        by_token = (output_of(first), *HIDDEN)
+        self.gives_hidden_state = model.family == DENSE and all(
+            any(name in engine.outputs for name in by_token) for engine in self.engine.parts
+        )
         tokenizer = self.encoder.tokenizer
         # After the checks at load, which compare with transformers' tokenizer as it is.
         self._lower = bool(first.config.get("do_lower_case")) and not lower_case(tokenizer)
         keep_whole(tokenizer, model.prefixes)
-        steps = others
-        if POOLED in names:
-            pooling = next((index for index, module in enumerate(others) if module.kind == "SpladePooling"), -1)
-            # Graphs with a vector per text contain all modules, those of torch only SpladePooling.
-            steps = others[pooling + 1 :] if self.engine.name == "torch" else []
-        self._steps = Steps(checkpoint, steps, vocabulary_of(tokenizer))
-        self._heads: TokenHeads | None = None
-        if model.heads:
-            special = tokenizer.special
-            ids = (special.cls_id, special.bos_id, special.pad_id, special.unk_id, *special.eos_ids)
-            self._heads = TokenHeads(checkpoint, {id for id in ids if id is not None})
+        vocabulary = vocabulary_of(tokenizer)
+        #: The steps after a graph that contains the modules.
+        self._masks = Steps(checkpoint, [other for other in others if other.kind == "MultiVectorMask"], vocabulary)
+        self._steps, self._heads = self._masks, None
+        if any(self._final not in engine.outputs for engine in self.engine.parts):
+            pooled = any(POOLED_LOGITS in engine.outputs for engine in self.engine.parts)
+            self._steps = Steps(checkpoint, others[1:] if pooled else others, vocabulary)
+            self._heads = TokenHeads(checkpoint) if model.heads else None
+        special = tokenizer.special
+        unused = (special.cls_id, special.bos_id, special.pad_id, special.unk_id, *special.eos_ids)
+        self._unused_ids = np.array(sorted({id for id in unused if id is not None}), np.int64)
         self._pools_prompt = all(includes_prompt(module) for module in others if module.kind == "Pooling")
         self._expansion = first.config.get("query_expansion") or {}
         self._encoders = self._encoders_by_task()
+
+    def _check_outputs(self, checkpoint: Checkpoint) -> None:
+        """Raise UNSUPPORTED for an engine without an output to embed texts by, or with options that it ignores."""
+        options = checkpoint.options
+        for engine in self.engine.parts:
+            if self._final in engine.outputs:
+                if options.pooling or options.normalize is False:
+                    name = "pooling" if options.pooling else "normalize"
+                    raise unsupported(
+                        f"'{checkpoint.source}': parameter '{name}' has no effect on engine '{engine.name}', whose "
+                        "graph contains the modules of the checkpoint: choose engine torch"
+                    )
+                if self.model.heads and TOKEN_WEIGHTS not in engine.outputs:
+                    raise unsupported(
+                        f"'{checkpoint.source}' has the heads of BGE-M3, which the graph of '{engine.name}' lacks"
+                    )
+            elif not any(name in engine.outputs for name in self._hidden):
+                raise unsupported(
+                    f"'{checkpoint.source}' gives {', '.join(engine.outputs)}; an embedding needs "
+                    f"{' or '.join((*HIDDEN, self._final))}"
+                )
 
     def _encoders_by_task(self) -> dict[str | None, InputEncoder]:
         """Return the encoder of each task, which differ by the maximum length of a text."""
@@ -224,10 +253,14 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
     def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         count = len(batch.sequences)
         arrays = {MASK: batch.mask, IDS: batch.ids[:count]}
-        if POOLED in outputs and POOLED in self.engine.outputs:
-            arrays[POOLED] = outputs[POOLED]
+        steps = self._steps
+        if self._final in outputs:
+            arrays[TOKENS if self._final == TOKEN_VECTORS else SENTENCE] = outputs[self._final]
+            steps = self._masks
+        elif POOLED_LOGITS in outputs:
+            arrays[SENTENCE] = outputs[POOLED_LOGITS]
         else:
-            arrays[self._module.target] = outputs[self._hidden]
+            arrays[self._module.target] = outputs[next(name for name in self._hidden if name in outputs)]
         if HIDDEN_STATES in outputs:
             arrays[LAYERS] = outputs[HIDDEN_STATES]
         expansion = None
@@ -244,13 +277,17 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
             expansion=expansion,
         )
         hidden = arrays.get(TOKENS)
-        values = values_of(self.model, self._steps(features))
-        if self._heads is None or hidden is None:
+        values = values_of(self.model, steps(features))
+        if not self.model.heads:
             return self._with_hidden_states(values, outputs, batch)
-        sparse = self._heads.sparse(hidden, arrays[IDS], batch.mask)
-        vectors = self._heads.vectors(hidden, batch.mask)
-        rows = zip(values, sparse, vectors, strict=True)
-        return [{**own, SPARSE: weights, MULTI_VECTOR: tokens} for own, weights, tokens in rows]
+        if self._heads is not None and hidden is not None:
+            weights, vectors = self._heads(hidden)
+        else:
+            weights, vectors = outputs[TOKEN_WEIGHTS], outputs[TOKEN_VECTORS]
+        sparse = sparse_rows(weights, arrays[IDS], batch.mask, self._unused_ids)
+        rows = zip(values, sparse, vector_rows(vectors, batch.mask), strict=True)
+        values = [{**own, SPARSE: weights, MULTI_VECTOR: tokens} for own, weights, tokens in rows]
+        return self._with_hidden_states(values, outputs, batch)
 
     def _with_hidden_states(
         self, values: Iterable[Values], outputs: Mapping[str, Array], batch: PaddedBatch
@@ -259,7 +296,7 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
         name = HIDDEN_STATE.name
         if not any(name in request.request.outputs for request in batch.requests):
             return values
-        hidden = batch.rows(outputs[self._hidden])
+        hidden = batch.rows(outputs[next(name for name in self._hidden if name in outputs)])
         return [
             {**own, name: tokens.copy()} if name in request.request.outputs else own
             for own, tokens, request in zip(values, hidden, batch.requests, strict=True)
@@ -286,18 +323,25 @@ def open_network(
     if predicts_tokens(module):
         if others and others[0].kind == "SpladePooling":
             settings["splade"] = splade_settings(others[0])
-        return open_engine("AutoModelForMaskedLM", **settings)
+        return open_engine(head_of_module(part, module), **settings)
     output = output_of(module)
     layers = any(other.kind == "WeightedLayerPooling" for other in others) and gives_layers(part, module)
     if layers:
         settings["outputs"] = (output, HIDDEN_STATES)
     elif output != HIDDEN[0]:
         settings["outputs"] = (output,)
-    encodes = part.config.get("model_type") in ENCODER_DECODERS
-    engine = open_engine("AutoModelForTextEncoding" if encodes else "AutoModel", **settings)
-    if layers:
+    engine = open_engine(head_of_module(part, module), **settings)
+    if layers and POOLED not in engine.outputs and TOKEN_VECTORS not in engine.outputs:
         engine.require_outputs((HIDDEN_STATES,), checkpoint.source)
     return engine
+
+
+def head_of_module(part: Checkpoint, module: Module) -> str:
+    """Return the class of transformers that loads the network of a Transformer module in the checkpoint ``part``."""
+    if predicts_tokens(module):
+        return "AutoModelForMaskedLM"
+    encodes = part.config.get("model_type") in ENCODER_DECODERS
+    return "AutoModelForTextEncoding" if encodes else "AutoModel"
 
 
 def gives_layers(part: Checkpoint, module: Module) -> bool:

@@ -1,0 +1,351 @@
+"""Conversion of embedding models and of rerankers over language models.
+
+Variants are compared as whole tasks: with prompts, modules and masks, texts in and vectors or scores out.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from conch.backends.base.arrays import Array, Request, Result
+from conch.backends.tasks.encoders.encoder_task import PAIR, TEXT, EncodedRequest, EncoderNetwork, PaddedBatch
+from conch.backends.tasks.encoders.ranking import Rerank
+from conch.backends.tasks.huggingface_backend import EngineOpener, make_task
+from conch.backends.tasks.retrieval.embedding import TASK, Embedding
+from conch.backends.tasks.retrieval.pipeline import NetworkPipeline, PromptTokens, TextRequest
+from conch.backends.tasks.task import ExecutionWork, Task
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.manifest import Contrasts
+from conch.checkpoints.modules import DENSE, NETWORKS, EmbeddingModel, Module, predicts_tokens
+from conch.checkpoints.tokenizers.tokenizer import Tokens
+from conch.convert import evidence, sentences
+from conch.convert.conversion import Progress
+from conch.convert.encoder import agreement
+from conch.convert.encoder.agreement import SampleOutputs, TaskAgreement
+from conch.convert.encoder.candidates import DENSE_VECTOR, SPARSE_VECTOR, TOKEN_VECTORS, compare_order, contrasts
+from conch.convert.encoder.contrasts import EncoderAnswers
+from conch.convert.encoder.conversion import EncoderConversion, EncoderOutputs
+from conch.convert.encoder.evaluate import apart, by_length, of_strangers, padded
+from conch.convert.encoder.modules import contained
+from conch.convert.encoder.network import load_embedding, load_ranking
+from conch.convert.encoder.variants import VariantBuilder
+from conch.convert.footprint import Opening
+from conch.convert.layout import checkpoint_files
+from conch.convert.libraries import silence_libraries
+from conch.convert.measure import Run, timed
+from conch.convert.plan import Plan
+from conch.convert.sentences import TextSample
+from conch.convert.verdict import REFERENCE, BuiltVariant, FailedVariant
+from conch.core.errors import ConchError, unsupported
+from conch.core.tensors import WireTensor, pack_bytes
+from conch.measure.texts.shapes import Shape
+
+AnyTask = TypeVar("AnyTask", bound=Task)
+_CPU: Final = {"kind": "CPU", "device_id": 0, "count": 1}
+
+
+def open_task(checkpoint: Checkpoint) -> Task:
+    """Open the task of a checkpoint as the server does, on the CPU."""
+    with silence_libraries():
+        return make_task(checkpoint, EngineOpener(checkpoint, _CPU))
+
+
+def network_of(task: Task) -> EncoderNetwork:
+    """Return the network of a task that is measured; of an embedding model, that of documents if they have one."""
+    if isinstance(task, Embedding):
+        own = [task.pipelines_by_task[name] for name in ("document", None, "query") if name in task.pipelines_by_task]
+        return next(pipeline for pipeline in [*own, *task.pipelines] if isinstance(pipeline, NetworkPipeline))
+    if not isinstance(task, EncoderNetwork):
+        raise unsupported(f"{type(task).__name__} has no network to convert")
+    return task
+
+
+def compute(network: EncoderNetwork, ids: Array) -> None:
+    """Run a network on ``[sequences, tokens]``, and what follows it."""
+    sequences = [Tokens(row) for row in ids]
+    request = TextRequest(Request({}, frozenset()), sequences, 0, PromptTokens())
+    request.task = None
+    batch = PaddedBatch(sequences, [request] * len(sequences), network.encoder.pad_id)
+    outputs = network.engine.run(batch.arrays(network.engine.inputs, types=network.encoder.types))
+    list(network.extract(outputs, batch))
+
+
+def open_and_compute(checkpoint: Checkpoint, ids: Array) -> Task:
+    """Return the task of a variant after its first run."""
+    task = open_task(checkpoint)
+    compute(network_of(task), ids)
+    return task
+
+
+def texts_tensor(texts: Sequence[str]) -> WireTensor:
+    """Return BYTES ``[texts, 1]``."""
+    return WireTensor("texts", "BYTES", (len(texts), 1), pack_bytes([text.encode() for text in texts]))
+
+
+class TaskConversion(EncoderConversion[AnyTask]):
+    """Compares variants by the results of their tasks for ``samples``: texts, or pairs of texts.
+
+    Subclasses set ``samples`` first. The folder of the conversion holds links to the files that a converted model has,
+    so that variants open there.
+    """
+
+    samples: Sequence[TextSample]
+
+    def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
+        super().__init__(plan, checkpoint, folder, progress)
+        self.engines, self.precisions = plan.engines, plan.precisions
+        self.shapes = plan.shapes(checkpoint.max_length)
+        for name in checkpoint_files(checkpoint, weights=True, code=plan.trust_remote_code):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to((checkpoint.directory / name).resolve())
+        self._reference: AnyTask = self._open(BuiltVariant(REFERENCE, "torch", "fp32", None))
+
+    @abstractmethod
+    def request(self, task: AnyTask, index: int) -> Request:
+        """Return the request for a sample."""
+
+    @abstractmethod
+    def outputs(self, task: AnyTask, result: Result) -> SampleOutputs:
+        """Return the outputs in the result of a sample."""
+
+    def run_variant(self, variant: BuiltVariant) -> tuple[AnyTask, EncoderOutputs]:
+        task = self._reference if variant.name == REFERENCE else self._open(variant)
+        count = range(len(self.samples))
+        lengths = [task.prepare(self.request(task, index)).length for index in count]
+        by_index: dict[int, SampleOutputs] = {}
+        for group in by_length(lengths):
+            by_index |= zip(group, self._results(task, group), strict=True)
+        groups = of_strangers(lengths)
+        together = [output for group in groups for output in self._results(task, group)]
+        alone = [output for group in groups for index in group for output in self._results(task, [index])]
+        return task, EncoderOutputs([by_index[index] for index in count], apart(alone, together, max(map(len, groups))))
+
+    def _results(self, task: AnyTask, indices: Sequence[int]) -> list[SampleOutputs]:
+        """Return the outputs of the samples ``indices``, whose requests run together."""
+        results = task.execute([task.prepare(self.request(task, index)) for index in indices], ExecutionWork())
+        for result in results:
+            if isinstance(result, ConchError):
+                raise result
+        return [self.outputs(task, result) for result in results if isinstance(result, Result)]
+
+    def runs(self, networks: Mapping[str, AnyTask], shape: Shape) -> dict[str, Run]:
+        """Return one run of each network on the same tokens, with what follows it."""
+        ids = self._ids(shape)
+        return {name: timed(partial(compute, network_of(task), ids)) for name, task in networks.items()}
+
+    def opening(self, variant: BuiltVariant) -> Opening:
+        largest = max(self.shapes, key=lambda shape: shape.batch * shape.tokens)
+        return partial(open_and_compute, self._opened(variant), self._ids(largest))
+
+    def _ids(self, shape: Shape) -> Array:
+        """Return the tokens of the samples as INT64 of exactly ``shape``."""
+        encoder = network_of(self._reference).encoder
+        tokens, _ = encoder.encode([f"{sample.text} {sample.pair or ''}" for sample in self.samples])
+        ids = np.resize(np.concatenate([text.ids for text in tokens]), (shape.batch, shape.tokens))
+        # Each row begins and ends with the special tokens of a text.
+        ids[:, 0], ids[:, -1] = tokens[0].ids[0], tokens[0].ids[-1]
+        return ids
+
+    def calibration(self, sequences: Sequence[Tokens], network: EncoderNetwork) -> list[Mapping[str, Array]]:
+        """Return the arrays of single sequences without padding, for calibrating the ranges of activations."""
+        arrays = [padded([tokens], network.encoder.pad_id) for tokens in sequences]
+        for single, tokens in zip(arrays, sequences, strict=True):
+            if tokens.mask is not None:
+                single["attention_mask"][0] = tokens.mask
+        return list(arrays)
+
+    def _open(self, variant: BuiltVariant) -> Any:
+        return open_task(self._opened(variant))
+
+    def _opened(self, variant: BuiltVariant) -> Checkpoint:
+        """Return the checkpoint with only this variant."""
+        entry = replace(variant.to_manifest(self.folder), passed=True)
+        options = replace(self.checkpoint.options, engine="auto", truncation="truncate")
+        return replace(self.checkpoint, directory=self.folder, variant=entry, options=options, refuses_long_texts=False)
+
+
+class EmbeddingConversion(TaskConversion[Embedding]):
+    """Compares vectors, and the order in which they rank passages for queries."""
+
+    def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
+        self.model = convertible(checkpoint, whole=True)
+        if plan.layout == "triton" and (self.model.family != DENSE or self.model.heads or len(self._networks) > 1):
+            raise unsupported("--layout triton serves one vector per text, from one network: this model gives others")
+        self._fitted, self.texts = sentences.search_texts(plan.data)
+        self.samples = _samples(self.texts)
+        super().__init__(plan, checkpoint, folder, progress)
+        #: Without modules, pooling is an option of the server, and so not in the graph.
+        self._whole = self.model.saved or plan.layout == "triton"
+        self.sample_count = len({*self.texts.queries, *self.texts.passages})
+        self.warn(evidence.few_samples(self.sample_count, both=self._fitted == self.texts))
+        self.compared_on = f"{len(self.texts.queries)} queries and {len(self.texts.passages)} passages"
+
+    @property
+    def _networks(self) -> list[Module]:
+        """The modules with a network."""
+        firsts = {id(path[0]): path[0] for path in map(self.model.path_of, self.model.tasks)}
+        return [module for module in firsts.values() if module.kind in NETWORKS]
+
+    def build_variants(self, variants: Sequence[tuple[str, str]]) -> list[BuiltVariant | FailedVariant]:
+        """Build all variants of each network; a variant of the model has a graph of each."""
+        built = []
+        for first in self._networks:
+            load = partial(load_embedding, self.checkpoint, self.model, first, whole=self._whole)
+            builder = VariantBuilder(load, self._calibration(first), self.folder / first.path, self.progress)
+            built.append(builder.build(variants))
+        folders = tuple(first.path for first in self._networks)
+        return [_joined(parts, self.folder, folders) for parts in zip(*built, strict=True)]
+
+    def _calibration(self, first: Module) -> list[Mapping[str, Array]]:
+        arrays: list[Mapping[str, Array]] = []
+        for index, sample in enumerate(_samples(self._fitted)):
+            task = self._task(index < len(self._fitted.queries))
+            pipeline = self._reference.pipelines_by_task[task]
+            if isinstance(pipeline, NetworkPipeline) and self.model.path_of(task)[0] is first:
+                prepared = self._reference.prepare(self._request(sample.text, task))
+                if isinstance(prepared, EncodedRequest):
+                    arrays += self.calibration(prepared.sequences, pipeline)
+        return arrays
+
+    def _task(self, is_query: bool) -> str | None:
+        """Return the task of a query or of a passage, or another one if the model has none for it."""
+        task = "query" if is_query else "document"
+        return task if task in self.model.tasks else self.model.tasks[0]
+
+    def request(self, task: Embedding, index: int) -> Request:
+        return self._request(self.samples[index].text, self._task(index < len(self.texts.queries)))
+
+    def _request(self, text: str, task: str | None) -> Request:
+        inputs = {TEXT.name: texts_tensor([text])}
+        if self.model.saved and task is not None:
+            inputs[TASK] = texts_tensor([task])
+        return Request(inputs, frozenset())
+
+    def outputs(self, task: Embedding, result: Result) -> SampleOutputs:
+        arrays: dict[str, Any] = result.outputs
+        outputs = {}
+        if DENSE_VECTOR in arrays:
+            outputs[DENSE_VECTOR] = arrays[DENSE_VECTOR]
+        if "sparse_indices" in arrays:
+            indices = arrays["sparse_indices"][0]
+            outputs[SPARSE_VECTOR] = np.zeros((1, self._words), np.float32)
+            outputs[SPARSE_VECTOR][0, indices[indices >= 0]] = arrays["sparse_values"][0, indices >= 0]
+        if TOKEN_VECTORS in arrays:
+            outputs[TOKEN_VECTORS] = arrays[TOKEN_VECTORS][0, : arrays["num_vectors"][0, 0]]
+        return outputs
+
+    @property
+    def _words(self) -> int:
+        """The size of a sparse vector."""
+        return self.model.dimension if not self.model.heads and self.model.dimension > 0 else self._vocabulary
+
+    @property
+    def _vocabulary(self) -> int:
+        configs = [self.checkpoint.part(first.path).config for first in self._networks]
+        sizes: list[int] = [config["vocab_size"] for config in configs if isinstance(config.get("vocab_size"), int)]
+        return max([*sizes, network_of(self._reference).encoder.tokenizer.vocabulary])
+
+    def task_figures(
+        self, reference: Sequence[SampleOutputs], actual: Sequence[SampleOutputs]
+    ) -> Mapping[str, TaskAgreement]:
+        first, most = compare_order(self.texts, self.model.similarity, reference, actual)
+        return {"recall": most, "task": first}
+
+    def contrast(self, reference: EncoderOutputs, actual: EncoderOutputs) -> Contrasts:
+        """Return the texts with the most different vectors, and the text that is nearest by both."""
+        return contrasts(self.texts, self.model.similarity, reference.outputs, actual.outputs)
+
+
+def _samples(texts: sentences.SearchTexts) -> list[TextSample]:
+    return [TextSample(text) for text in (*texts.queries, *texts.passages)]
+
+
+def _joined(
+    parts: Sequence[BuiltVariant | FailedVariant], folder: Path, folders: tuple[str, ...]
+) -> BuiltVariant | FailedVariant:
+    """Return a variant of all networks of a model; ``parts`` are that of each, in ``folders`` below ``folder``."""
+    for part in parts:
+        if isinstance(part, FailedVariant):
+            return part
+    first = parts[0]
+    if not isinstance(first, BuiltVariant) or first.path is None:
+        return first
+    return replace(first, path=folder / first.path.name, folders=folders)
+
+
+def convertible(checkpoint: Checkpoint, *, whole: bool) -> EmbeddingModel:
+    """Return the modules of a checkpoint that embeds texts. Raises UNSUPPORTED, naming the reason, if it has no graph.
+
+    ``whole`` is whether graphs contain the modules after the network where they can.
+    """
+    model = EmbeddingModel.read(checkpoint)
+    firsts = {id(path[0]): path[0] for path in map(model.path_of, model.tasks)}
+    networks = [module for module in firsts.values() if module.kind in NETWORKS]
+    problem = ""
+    if model.reads_images:
+        problem = "it also embeds images, and variants are compared on texts"
+    elif not networks:
+        problem = f"its module '{model.path_of(model.tasks[0])[0].kind}' has no network to export"
+    for first in networks:
+        if predicts_tokens(first) and (not whole or contained(model, first) is None):
+            problem = (
+                "its tasks pool the same logits of words in different ways, so that its graph would have to give the "
+                "logits of all words at all positions"
+            )
+    if problem:
+        raise unsupported(f"'{checkpoint.source}' is not converted, as {problem}: serve the checkpoint itself")
+    return model
+
+
+class CausalRankingConversion(TaskConversion[Rerank]):
+    """Compares the scores of pairs, and the order of the passages of each query, by a causal language model."""
+
+    def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
+        if plan.layout == "triton":
+            raise unsupported("--layout triton is not available for rerankers over causal language models")
+        self._fitted, self.samples = sentences.split(sentences.load(checkpoint.task, plan.data))
+        super().__init__(plan, checkpoint, folder, progress)
+        self.sample_count = len(self.samples)
+        self.warn(evidence.few_samples(self.sample_count, both=self._fitted == self.samples))
+        self.warn([
+            "graphs compute whole pairs: PyTorch computes the tokens with which the pairs of a query begin only once, "
+            "which the measured latencies do not show"
+        ])  # fmt: skip
+        self.compared_on = f"{self.sample_count} pairs"
+        self._words = EncoderAnswers(checkpoint.task, self.samples, [], (), lambda ids: "")
+
+    def build_variants(self, variants: Sequence[tuple[str, str]]) -> list[BuiltVariant | FailedVariant]:
+        plan = self._reference.plan
+        ids = [id for id in (plan.true_id, plan.false_id) if id is not None]
+        prepared = [self._reference.prepare(_pair(sample)) for sample in self._fitted]
+        calibration = self.calibration([tokens for pair in prepared for tokens in pair.sequences], self._reference)
+        load = partial(load_ranking, self.checkpoint, ids)
+        return VariantBuilder(load, calibration, self.folder, self.progress).build(variants)
+
+    def request(self, task: Rerank, index: int) -> Request:
+        return _pair(self.samples[index])
+
+    def outputs(self, task: Rerank, result: Result) -> SampleOutputs:
+        logits: Any = result.outputs["logits"]
+        return {"logits": logits}
+
+    def task_figures(
+        self, reference: Sequence[SampleOutputs], actual: Sequence[SampleOutputs]
+    ) -> Mapping[str, TaskAgreement]:
+        return {"task": agreement.compare_task(self.checkpoint.task, self.samples, reference, actual)}
+
+    def contrast(self, reference: EncoderOutputs, actual: EncoderOutputs) -> Contrasts:
+        """Return the pairs with the most different scores."""
+        return self._words.contrasts(reference.outputs, actual.outputs)
+
+
+def _pair(sample: TextSample) -> Request:
+    inputs = {TEXT.name: texts_tensor([sample.text]), PAIR.name: texts_tensor([sample.pair or ""])}
+    return Request(inputs, frozenset({"logits"}))
