@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.gguf import read_gguf
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
 from conch.core.sampling.structures import Structure
@@ -90,13 +92,24 @@ def smollm2() -> Path:
     return file
 
 
-@needs_smollm2
-def test_a_gguf_file_and_grammars() -> None:
-    """SmolLM2: what it says is as it must be, and a wrong grammar harms nobody."""
-    pytest.importorskip("llguidance")
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
     file = smollm2()
-    tokenizer = open_tokenizer(Checkpoint.open(file.parent, Options(model=str(file), task="text-generation")))
+    return open_tokenizer(Checkpoint.open(file.parent, Options(model=str(file), task="text-generation")))
+
+
+@pytest.fixture(scope="module")
+def engine(tokenizer: TextTokenizer) -> Iterator[GenerationEngine]:
+    """SmolLM2, whose graph takes seconds to build."""
+    file = smollm2()
     engine = open_engine("openvino", spec(file.parent, gguf=read_gguf(file), tokenizer=tokenizer, cache_tokens=1024))
+    yield engine
+    engine.close()
+
+
+@needs_smollm2
+def test_completions_of_a_gguf_file_follow_grammars(engine: GenerationEngine, tokenizer: TextTokenizer) -> None:
+    pytest.importorskip("llguidance")
     assert {Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE} <= engine.features
     prompt = tokenizer.encode("The capital of France is")
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
@@ -130,17 +143,15 @@ def test_a_gguf_file_and_grammars() -> None:
 
 
 @needs_smollm2
-def test_a_graph_with_other_weights_than_the_file_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_with_other_weights_than_the_file_is_refused(
+    engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """GenAI rounds the minima of Q4_1; the check at load would have found that before the graph was corrected."""
     file = read_gguf(smollm2())
     prompts = [[504, 3575, 282, 4649, 314], [3094, 20819, 3061, 260]]
-
-    def opened() -> GenerationEngine:
-        return open_engine("openvino", spec(file.path.parent, gguf=file, cache_tokens=1024))
-
-    engine = opened()
     assert verify_gguf(engine, file, prompts, 1).startswith("16 of 16 tokens agree, ")
-    engine.close()
     monkeypatch.setattr(gguf_weights, "correct", lambda model, file: False)
+    wrong = open_engine("openvino", spec(file.path.parent, gguf=file, cache_tokens=1024))
     with pytest.raises(ConchError, match=r"engine 'openvino' does not compute the weights of .*gguf: "):
-        verify_gguf(opened(), file, prompts, 1)
+        verify_gguf(wrong, file, prompts, 1)
+    wrong.close()
