@@ -20,8 +20,9 @@ _CHANNEL: Final = "<|channel|>"
 _MESSAGE: Final = "<|message|>"
 #: Marks that end a message.
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", _START, _CHANNEL)
-_MARKS: Final = (*_ENDS, _MESSAGE)
-_END: Final = re.compile("|".join(map(re.escape, _ENDS)))
+#: All marks; the others are left out of a message.
+_MARKS: Final = (*_ENDS, _MESSAGE, "<|constrain|>")
+_END: Final = re.compile("|".join(map(re.escape, _MARKS)))
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
 _NAME: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 #: Beginnings of a header, in front of its first mark.
@@ -64,7 +65,8 @@ class ChannelParser:
     def _read_header(self, events: list[OutputEvent]) -> bool:
         """Read up to the text of a message; False if more text is needed."""
         self._pending = self._pending.lstrip()
-        end = self._pending.find(_MESSAGE)
+        begins = any(self._pending.startswith(start) for start in _HEADERS)
+        end = self._pending.find(_MESSAGE) if begins else -1
         if end >= 0:
             header, self._pending = self._pending[:end], self._pending[end + len(_MESSAGE) :]
             recipient, channel = _RECIPIENT.search(header), _NAME.search(header)
@@ -73,7 +75,7 @@ class ChannelParser:
                 self._arguments = ObjectReader()
                 events += self._calls.begin(recipient[1].removeprefix("functions."))
             return True
-        if any(self._pending.startswith(start) or start.startswith(self._pending) for start in _HEADERS):
+        if begins or any(start.startswith(self._pending) for start in _HEADERS):
             return False
         self._event = TextDelta
         return True
@@ -87,7 +89,8 @@ class ChannelParser:
         self._pass_on(end.start(), events)
         mark = end.group()
         self._pending = self._pending if mark in (_START, _CHANNEL) else self._pending[len(mark) :]
-        self._end_message(events)
+        if mark in _ENDS:
+            self._end_message(events)
         return True
 
     def _pass_on(self, end: int, events: list[OutputEvent]) -> None:

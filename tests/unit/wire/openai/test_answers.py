@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from conch.wire.openai.chat import ChatResponse, read_chat
 from conch.wire.openai.completions import read_completion
 from conch.wire.openai.reading import Fields
 from conch.wire.openai.response import ChoiceDelta, Token, read_response
+from conch.wire.output.formats import OutputFormat
 
 
 def texts(name: str, *values: bytes) -> WireTensor:
@@ -134,6 +136,18 @@ def test_response_has_the_ids_of_its_tokens_and_the_name_of_its_request() -> Non
     streamed = answer(return_token_ids=True)
     found = chunks(streamed.events(0, ChoiceDelta("a", token_ids=[7]), last=True))
     assert [chunk.get("token_ids") for chunk in found] == [None, [7]]
+
+
+def test_reasoning_is_beside_the_content() -> None:
+    plan = read_chat(Fields({"messages": [{"role": "user", "content": "a"}]})).plan
+    plan = replace(plan, output_format=OutputFormat("hermes", ("<think>", "</think>")).dumps())
+    chat = ChatResponse(plan, "m")
+    chat.add(0, ChoiceDelta("<think>Well.</think>Yes.", "stop"), last=True)
+    message = json.loads(chat.body())["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Well.", "Yes.")
+    streamed = ChatResponse(plan, "m")
+    found = chunks(streamed.events(0, ChoiceDelta("<think>Well.</think>Yes.", "stop"), last=True))
+    assert [chunk["delta"] for chunk in found[1:]] == [{"reasoning_content": "Well."}, {"content": "Yes."}]
 
 
 def test_usage_has_the_cached_tokens_that_the_model_reports() -> None:
