@@ -42,7 +42,6 @@ from tests.text_checkpoints import request
 ALL_MODELS: Final = (*models.CONVERTED, "static")
 #: Texts in a request of one connection.
 BATCH: Final = 64
-DOCUMENTS: Final = 100
 DOCUMENT_TOKENS: Final = 128
 
 
@@ -141,11 +140,11 @@ class Alone:
         completed(self._task.execute([self._task.prepare(request(**inputs))], ExecutionWork()))
 
 
-def beside_engine(served: Served, folders: dict[str, Path], texts: Sequence[str]) -> list[Question]:
-    """Return the questions to conch's server and the same engine alone."""
+def beside_engine(served: Served, folders: dict[str, Path], texts: Sequence[str], count: int) -> list[Question]:
+    """Return the questions to conch's server and the same engine alone; ``count`` documents are reranked."""
     alone = {name: Alone(folder) for name, folder in folders.items() if name != LARGE}
     short = cycle(texts)
-    documents = [text(DOCUMENT_TOKENS - 13, flow) for flow in [cycle(words())] for _ in range(DOCUMENTS)]
+    documents = [text(DOCUMENT_TOKENS - 13, flow) for flow in [cycle(words())] for _ in range(count)]
     body = {"model": "ranker", "query": SENTENCE, "documents": documents}
 
     def median(call: Callable[[], object]) -> Callable[[float], float]:
@@ -178,11 +177,11 @@ def beside_engine(served: Served, folders: dict[str, Path], texts: Sequence[str]
             },
         ),
         Question(
-            f"/rerank, {DOCUMENTS} documents of {DOCUMENT_TOKENS} tokens",
+            f"/rerank, {count} documents of {DOCUMENT_TOKENS} tokens",
             "ms",
             {
                 "served": median(lambda: served.post("/rerank", body)),
-                "alone": median(lambda: alone["ranker"].run(text_input=[SENTENCE] * DOCUMENTS, text_pair=documents)),
+                "alone": median(lambda: alone["ranker"].run(text_input=[SENTENCE] * count, text_pair=documents)),
             },
         ),
         bulk(f"conch.Client, batches of {BATCH}", MINILM),
@@ -208,6 +207,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement")
     parser.add_argument("--texts", type=int, default=1024, help="of 5 to 256 tokens")
+    parser.add_argument("--documents", type=int, default=100, help="that are reranked at once")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), metavar="NAME", help=", ".join(PEERS))
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures of all rounds")
     parser.add_argument("--quick", action="store_true", help="convert no model; the figures mean nothing")
@@ -224,19 +224,20 @@ def main() -> None:
             return
         repository = models.repository(Path(temporary) / "models", folders)
         with columns.start(home, repository, options.peers) as servers:
-            asked = run(servers, folders, mixed(options.texts), options.rounds, options.seconds)
+            others = compared(servers, mixed(options.texts))
+            served = Served(servers[0].address)
+            engine = beside_engine(served, folders, mixed(options.texts), options.documents)
+            run(servers, others, engine, options.rounds, options.seconds)
     if options.json:
-        options.json.write_text(json.dumps({question.title: question.figures for question in asked}, indent=1))
+        options.json.write_text(
+            json.dumps({question.title: question.figures for question in (*others, *engine)}, indent=1)
+        )
 
 
-def run(
-    servers: list[Column], folders: dict[str, Path], texts: Sequence[str], rounds: int, seconds: float
-) -> list[Question]:
-    """Ask all questions, and print the tables and the load of the machine; returns the questions."""
+def run(servers: list[Column], others: list[Question], engine: list[Question], rounds: int, seconds: float) -> None:
+    """Ask all questions, to all servers and beside the engines; print the tables and the load of the machine."""
     if servers[1:]:
-        print(f"Smallest cosine with {CONCH} on 16 texts: {deviations(servers, texts[:16])}.\n")
-    others = compared(servers, texts)
-    engine = beside_engine(Served(servers[0].address), folders, texts)
+        print(f"Smallest cosine with {CONCH} on 16 texts: {deviations(servers, mixed(16))}.\n")
     disturbed = []
     before = os.getloadavg()[0]
     for number in range(rounds):
@@ -252,7 +253,6 @@ def run(
     print(f"Load {before:.1f} before and {os.getloadavg()[0]:.1f} after.")
     if disturbed:
         print("\n- ".join([f"{len(disturbed)} measurements were disturbed:", *disturbed]))
-    return [*others, *engine]
 
 
 def deviations(servers: Sequence[Column], texts: Sequence[str]) -> str:

@@ -186,7 +186,7 @@ def test_generation_asks_all_servers() -> None:
 @pytest.mark.slow
 def test_retrieval_asks_all_servers_and_engines(tmp_path: Path) -> None:
     peers = [name for name, place in PEERS.items() if environment.installed(place)]
-    options = ["--rounds", 1, "--seconds", 0.1, "--texts", 16, "--home", tmp_path]
+    options = ["--rounds", 1, "--seconds", 0.1, "--texts", 16, "--documents", 4, "--home", tmp_path]
     servers, engines = tables(run("benchmarks.retrieval", "--quick", *options, "--peers", *peers))
     assert servers[0][2 : 3 + len(peers)] == ["conch", *peers]
     assert [row[0] for row in servers[1:]] == [
