@@ -50,6 +50,12 @@ def test_text_is_answered(client: Any) -> None:
     assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (2, 2, 4)
 
 
+def test_response_has_an_id_and_its_duration(client: Any) -> None:
+    headers = client.responses.with_raw_response.create(model="talker", input="a").headers
+    assert headers["x-request-id"].startswith("req_")
+    assert int(headers["openai-processing-ms"]) >= 0
+
+
 def test_stream_has_every_event_in_order(client: Any) -> None:
     events = stream(client, input="hello there")
     assert [event.type.removeprefix("response.") for event in events] == [

@@ -21,12 +21,14 @@ class Dialect(NamedTuple):
     """``refuse`` responds with an error; its status 0 selects that of the error's code.
 
     ``denied`` is the status of a request without the header of a restricted API. ``request_id`` is the header with the
-    id of the request in every response; clients may choose the id with ``X-Request-Id``.
+    id of the request in every response; clients may choose the id with ``X-Request-Id``. ``duration`` is the header
+    with the time to the response (ms).
     """
 
     refuse: Callable[[HttpExchange, ConchError, int], None]
     denied: int
     request_id: bytes = b""
+    duration: bytes = b""
 
 
 #: The clients of Cohere and Anthropic retry after any status of 500 or higher, as OpenAI's does.
@@ -54,7 +56,7 @@ def _refuse_tei(exchange: HttpExchange, error: ConchError, status: int = 0) -> N
 
 
 KSERVE: Final = Dialect(kserve_status.refuse, 403)
-OPENAI: Final = Dialect(openai_status.refuse, 401, b"X-Request-Id")
+OPENAI: Final = Dialect(openai_status.refuse, 401, b"X-Request-Id", b"OpenAI-Processing-Ms")
 ANTHROPIC: Final = Dialect(_refuse_anthropic, 401, b"request-id")
 COHERE: Final = Dialect(_refuse_cohere, 401, b"X-Request-Id")
 TEI: Final = Dialect(_refuse_tei, 401, b"X-Request-Id")

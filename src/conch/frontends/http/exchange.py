@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
+from time import monotonic_ns
 from typing import Any, Final, Protocol
 
 from conch.core.errors import ConchError
@@ -51,7 +52,8 @@ class HttpExchange:
     Respond with :meth:`respond`, or with :meth:`start`, :meth:`write` … and :meth:`finish`. If the client disconnects
     first, ``on_disconnect`` is called, and everything sent afterwards is dropped.
 
-    ``began`` is the time at which the head had arrived (ns, monotonic), set only while requests are traced.
+    ``began`` is the time at which the head had arrived (ns, monotonic), set while requests are traced and for an
+    exchange with a ``duration_header``, the name of the header with the time from then to the response (ms).
 
     The body is released when the exchange ends, or when its client has disconnected and no task works for it.
     """
@@ -63,6 +65,7 @@ class HttpExchange:
         "binary_type",
         "body",
         "dialect",
+        "duration_header",
         "headers",
         "held",
         "keep_alive",
@@ -108,6 +111,7 @@ class HttpExchange:
         self.worked_for = False
         self.on_disconnect: Callable[[], None] | None = None
         self.started = False
+        self.duration_header = b""
         #: Headers of the response besides those of the handler; set by the application.
         self.response_headers: Headers = ()
         #: The access log record of this exchange.
@@ -196,6 +200,8 @@ class HttpExchange:
     def _head(self, status: int, headers: Headers, framing: bytes) -> bytes:
         lines = [_STATUS_LINE[status]]
         lines += [b"%b: %b\r\n" % header for header in (*headers, *self.response_headers)]
+        if self.duration_header:
+            lines.append(b"%b: %d\r\n" % (self.duration_header, (monotonic_ns() - self.began) // 1_000_000))
         if not self.keep_alive:
             lines.append(b"Connection: close\r\n")
         lines.append(framing)

@@ -215,6 +215,7 @@ class Router:
             exchange.dialect = endpoint.dialect
             if endpoint.dialect.request_id:
                 exchange.response_headers = [(endpoint.dialect.request_id, _request_id(exchange))]
+                exchange.began, exchange.duration_header = monotonic_ns(), endpoint.dialect.duration
             if handler is None:
                 exchange.refusal = (ConchError("Method Not Allowed"), 405)
                 return 0
