@@ -12,7 +12,7 @@ import requests
 import torch
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Normalize, Router
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling, WeightedLayerPooling
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SparseStaticEmbedding, SpladePooling
 from torch import nn
@@ -53,7 +53,7 @@ def tokens(folder: Path, **settings: Any) -> Any:
 
 
 def truncated(folder: Path) -> Path:
-    rest = (dense(nn.GELU(), len(MODES) * SIZE, bias=True), Normalize())
+    rest = (dense(nn.PReLU(init=0.7), len(MODES) * SIZE, bias=True), Normalize())
     rest[0].linear = nn.Linear(len(MODES) * SIZE, 12)
     rest[0].in_features, rest[0].out_features = len(MODES) * SIZE, 12
     return pooled(folder, *rest, modes=MODES, truncate_dim=7, prompts=PROMPTS, default_prompt_name="document")
@@ -110,6 +110,12 @@ def colbert(folder: Path) -> Path:
     return saved(folder, first, *rest, kind=MultiVectorEncoder, prompts=PROMPTS)
 
 
+def clustered(folder: Path) -> Path:
+    own = {"module_input_name": "token_embeddings"}
+    rest = dense(nn.Identity(), 8, bias=False, **own), Normalize(**own), HierarchicalTokenPooling(pool_factor=2.0)
+    return saved(folder, tokens(folder), *rest, kind=MultiVectorEncoder)
+
+
 def three_heads(folder: Path) -> Path:
     pooled(folder, modes="cls")
     torch.save(nn.Linear(SIZE, 1).state_dict(), folder / "sparse_linear.pt")
@@ -130,6 +136,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Any, Callable[[Result], Any] | No
     "inference_free": (inference_free, SparseEncoder, None),
     "csr": (csr, SparseEncoder, None),
     "colbert": (colbert, MultiVectorEncoder, token_vectors),
+    "clustered": (clustered, MultiVectorEncoder, token_vectors),
 }
 CAUSAL = "causal"
 

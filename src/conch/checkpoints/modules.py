@@ -570,6 +570,17 @@ def _size(checkpoint: Checkpoint, modules: Sequence[Module]) -> int:
     return size
 
 
+def divided_for_graph(modules: Sequence[Module]) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
+    """Return the modules after a network that a graph can contain, and those that run on its outputs.
+
+    Which tokens count depends on the task, and pooling of tokens by their likeness on the data.
+    """
+    kinds = [module.kind for module in modules]
+    end = kinds.index("HierarchicalTokenPooling") if "HierarchicalTokenPooling" in kinds else len(kinds)
+    masks = [module for module in modules[:end] if module.kind == "MultiVectorMask"]
+    return tuple(module for module in modules[:end] if module not in masks), (*masks, *modules[end:])
+
+
 def includes_prompt(module: Module) -> bool:
     """Whether a Pooling module pools the tokens of a prompt."""
     return bool(module.config.get("include_prompt", True))

@@ -11,6 +11,7 @@ Texts must be padded at the end, as conch pads them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +21,16 @@ from conch.backends.tasks.retrieval.pipeline import HIDDEN, gives_layers, output
 from conch.checkpoints.activations import activation_named
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.heads import read_heads
-from conch.checkpoints.modules import DENSE, MULTI_VECTOR, SENTENCE, TOKENS, EmbeddingModel, Module, includes_prompt
+from conch.checkpoints.modules import (
+    DENSE,
+    MULTI_VECTOR,
+    SENTENCE,
+    TOKENS,
+    EmbeddingModel,
+    Module,
+    divided_for_graph,
+    includes_prompt,
+)
 from conch.checkpoints.pooling import splade_settings
 from conch.checkpoints.steps import LAYERS, MASK, activation_of, read_weights, weight_named
 from conch.core.errors import unsupported
@@ -46,7 +56,7 @@ def tails(model: EmbeddingModel, network: Module) -> list[tuple[Module, ...]]:
 
 
 def contained(model: EmbeddingModel, network: Module) -> tuple[Module, ...] | None:
-    """Return the modules that a graph of ``network`` can contain: all that follow; None if it contains none.
+    """Return the modules that a graph of ``network`` can contain, of those that follow; None if it contains none.
 
     Modules that differ between tasks stay outside of the graph, as does pooling without the tokens of the prompt, whose
     number only the server knows.
@@ -56,7 +66,7 @@ def contained(model: EmbeddingModel, network: Module) -> tuple[Module, ...] | No
         return None
     kinds = [module.kind for module in followers[0]]
     masks = kinds.index("MultiVectorMask") if "MultiVectorMask" in kinds else len(kinds)
-    return followers[0] if "Pooling" not in kinds[masks:] else None
+    return divided_for_graph(followers[0])[0] if "Pooling" not in kinds[masks:] else None
 
 
 def outputs_of(model: EmbeddingModel, first: Module) -> tuple[str, ...]:
@@ -82,7 +92,7 @@ def with_modules(
     steps = [
         step
         for module in (rest[1:] if words is not None and words.splits else rest)
-        if module.kind not in ("Dropout", "MultiVectorMask")
+        if module.kind != "Dropout"
         for step in [_step(checkpoint, module)]
     ]
     heads = [tuple(map(_tensor, head)) for head in read_heads(checkpoint)] if model.heads else []
@@ -275,6 +285,9 @@ def _dense(checkpoint: Checkpoint, module: Module) -> Callable[[Any], Any]:
     activation_named(name, checkpoint.source)  # rejects an unknown one
     activation = getattr(torch.nn, name.rpartition(".")[2])().eval()
     weights = read_weights(checkpoint, module)
+    learned = [_tensor(weights[name]) for name in weights if name.startswith("activation_function.")]
+    if learned:  # that of PReLU; others are not served
+        activation = partial(torch.nn.functional.prelu, weight=learned[0])
     weight = _tensor(weight_named(checkpoint, module, weights, "linear.weight"))
     bias = _tensor(weights["linear.bias"]) if weights.get("linear.bias") is not None else None
     linear = torch.nn.functional.linear

@@ -35,6 +35,7 @@ from conch.checkpoints.modules import (
     TOKENS,
     EmbeddingModel,
     Module,
+    divided_for_graph,
     includes_prompt,
     joined,
     predicts_tokens,
@@ -140,7 +141,7 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
         keep_whole(tokenizer, model.prefixes)
         vocabulary = vocabulary_of(tokenizer)
         #: The steps after a graph that contains the modules.
-        self._masks = Steps(checkpoint, [other for other in others if other.kind == "MultiVectorMask"], vocabulary)
+        self._masks = Steps(checkpoint, divided_for_graph(others)[1], vocabulary)
         self._steps, self._heads = self._masks, None
         if any(self._final not in engine.outputs for engine in self.engine.parts):
             pooled = any(POOLED_LOGITS in engine.outputs for engine in self.engine.parts)
