@@ -86,6 +86,16 @@ def number(flag: str, text: str) -> float:
         raise bad_option(flag, f"Invalid option value. Got {text}") from None
 
 
+def _number_in(low: float, high: float) -> Reader:
+    def parse(flag: str, text: str) -> float:
+        value = number(flag, text)
+        if not low <= value <= high:
+            raise bad_option(flag, f"Provided option value is out of bound. Got {text}")
+        return value
+
+    return parse
+
+
 def _one_of(names: Sequence[str]) -> Reader:
     def parse(flag: str, text: str) -> str:
         for name in (text, text.lower()):
@@ -214,7 +224,8 @@ def size(flag: str, text: str) -> str:
 def reader_of(declared: Option) -> Reader:
     """Return the parser of an option's text by its type; for a repeatable option, of one of its texts."""
     if declared.range is not None:
-        return _integer(int(declared.range.low), int(declared.range.high))
+        low, high, _ = declared.range
+        return _number_in(low, high) if declared.kind is float else _integer(int(low), int(high))
     if declared.choices:
         return _one_of(declared.choices)
     return {bool: _boolean, float: number, str: _string}[declared.kind]

@@ -31,12 +31,12 @@ def test_no_port_is_opened_unless_it_is_asked_for() -> None:
 def test_options_are_those_of_the_command_with_values_of_python() -> None:
     made = settings(
         model_control_mode="explicit", load_model=["a", "b"], exit_on_error=False, backend_config="python,x=1",
-        metrics_interval_ms=10.5, max_pending_requests=7,
+        metrics_interval_ms=10.5, max_pending_requests=7, default_temperature=0.7,
     )  # fmt: skip
     assert made.load_model == ("a", "b")
     assert made.exit_on_error is False
     assert made.backend_config == (Setting("python", "x", "1"),)
-    assert (made.metrics_interval_ms, made.max_pending_requests) == (10.5, 7)
+    assert (made.metrics_interval_ms, made.max_pending_requests, made.default_temperature) == (10.5, 7, 0.7)
 
 
 def test_repositories_are_paths_or_texts() -> None:
@@ -51,6 +51,8 @@ def test_repositories_are_paths_or_texts() -> None:
         ({"colour": 1}, "a server has no option 'colour': conch serve --help-all lists them"),
         ({"http_port": "x"}, 'Bad option: "--http-port". Invalid option value. Got x'),
         ({"http_port": 70000}, "out of bound"),
+        ({"default_temperature": 2.5}, "out of bound. Got 2.5"),
+        ({"default_temperature": "nan"}, "out of bound. Got nan"),
         ({"exit_on_error": "perhaps"}, "invalid value for bool option: perhaps"),
         ({"load_model": 3.5j}, "load_model takes a text or a list of texts, as --load-model does; got 3.5j"),
         ({"http_port": [1, 2]}, "http_port takes an integer, as --http-port does"),
