@@ -135,7 +135,6 @@ class TextPreparation:
 
     def prepare(self, request: Request) -> PreparedRequest:
         """Decode token ids, tokenise for ``tokens``, or let the task prepare the request; raises INVALID_ARG."""
-        documents = TokenDocuments(self._task.tokenizer, self._max_length)
         has_ids = TOKEN_IDS.name in request.inputs
         if TOKENS.name in request.outputs:
             others = request.outputs - {TOKENS.name, COUNT.name}
@@ -144,6 +143,7 @@ class TextPreparation:
                     f"output '{TOKENS.name}' cannot be requested together with '{min(others)}': it is given without "
                     "running the network; send two requests"
                 )
+            documents = self._documents
             return TokenizedRequest(
                 request, _tokenized(documents, request, documents.ids(request) if has_ids else None)
             )
@@ -153,7 +153,7 @@ class TextPreparation:
                     f"input '{TOKEN_IDS.name}' is refused, because parameter '{_SENDERS}' of the model is '{REFUSE}': "
                     "send texts (LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
                 )
-            ids = documents.ids(request, self._senders)
+            ids = self._documents.ids(request, self._senders)
             decode = self._task.tokenizer.decode if self._senders is None else self._senders.decode
             texts = [decode(row).encode("utf-8", "replace") for row in ids]
             request.inputs[TEXT] = WireTensor(TEXT, "BYTES", (len(texts), 1), pack_bytes(texts))
@@ -166,6 +166,11 @@ class TextPreparation:
         counts = prepared.token_counts
         if COUNT.name in prepared.request.outputs and COUNT.name not in result.outputs and counts is not None:
             result.outputs[COUNT.name] = np.array(counts, np.uint32)[:, None]
+
+    @property
+    def _documents(self) -> TokenDocuments:
+        """Raises UNSUPPORTED for a task without a tokenizer, such as one that reads images."""
+        return TokenDocuments(self._task.tokenizer, self._max_length)
 
     @property
     def _max_length(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from conch.backends.tasks.task import ExecutionWork, Task
 from conch.backends.tasks.tokens import TextPreparation, TokenizedRequest
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, unsupported
 from tests import text_checkpoints
 from tests.text_checkpoints import request, strings
 
@@ -184,3 +185,24 @@ def test_prompt_of_the_request_is_put_before_the_text(embedder: Task) -> None:
 def test_bad_parameter_is_refused(embedder: Task, parameters: dict[str, Any]) -> None:
     with pytest.raises(ConchError, match=r"truncation|max_length"):
         embedded(embedder, "it is", **parameters)
+
+
+class WithoutTokenizer:
+    """A task that reads no texts, such as one of images."""
+
+    limits: Mapping[str, int] = {}
+
+    @property
+    def tokenizer(self) -> Any:
+        raise unsupported("this task has no tokenizer")
+
+    def prepare(self, asked: Request) -> Request:
+        return asked
+
+
+def test_request_to_a_task_without_a_tokenizer_is_prepared(ranker: Path) -> None:
+    texts = TextPreparation(Checkpoint.open(ranker), WithoutTokenizer())  # type: ignore[arg-type]
+    asked = request("score", image=["abc"])
+    assert texts.prepare(asked) is asked  # type: ignore[comparison-overlap]
+    with pytest.raises(ConchError, match="this task has no tokenizer"):
+        texts.prepare(request("tokens", image=["abc"]))
