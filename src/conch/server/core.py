@@ -239,23 +239,44 @@ class InferenceServer:
             return self._on_demand.signatures.get(name)
 
     def adapters(self) -> dict[str, str]:
-        """Return the LoRA adapters of the ready models, each with the name of its model.
+        """Return the ids of the LoRA adapters of the ready models, each with the name of its model.
 
-        Adapters that share their name with a model, or with an adapter of another model, are omitted. The adapters of a
-        model that is loaded on demand are known after its first load.
+        The id is the adapter's name, or ``MODEL:ADAPTER`` if a model or an adapter of another model has the same name.
+        The adapters of a model that is loaded on demand are known after its first load.
         """
+        owners = self._adapter_owners()
+        models = set(self.ready_models()) if owners else set()
+        return {
+            adapter if len(names) == 1 and adapter not in models else f"{name}:{adapter}": name
+            for adapter, names in owners.items()
+            for name in names
+            if name in models
+        }
+
+    def adapter_model(self, id: str) -> str | None:
+        """Return the model of the LoRA adapter ``ADAPTER`` or ``MODEL:ADAPTER``, None if there is none.
+
+        The name of a model is never that of an adapter. Raises INVALID_ARG for an adapter's name of several models.
+        """
+        owners = self._adapter_owners()
+        if not owners or id in self.ready_models():
+            return None
+        names = owners.get(id, [])
+        if len(names) > 1:
+            ids = " or ".join(f"'{name}:{id}'" for name in names)
+            raise invalid(f"several models have a LoRA adapter '{id}': use {ids}", "model")
+        names = names or [name for adapter in owners for name in owners[adapter] if f"{name}:{adapter}" == id]
+        return names[0] if names else None
+
+    def _adapter_owners(self) -> dict[str, list[str]]:
+        """Return the names of the models that have a LoRA adapter, by the adapter's name."""
         signatures = {} if self._on_demand is None else dict(self._on_demand.signatures)
         signatures |= {model.name: model.signature for model in self._table.loaded()}
         owners: dict[str, list[str]] = {}
-        for name, signature in signatures.items():
+        for name, signature in sorted(signatures.items()):
             for adapter in signature.adapters:
                 owners.setdefault(adapter, []).append(name)
-        ready = set(self.ready_models()) if owners else set()
-        return {
-            adapter: name
-            for adapter, (name, *others) in owners.items()
-            if name in ready and not others and adapter not in ready
-        }
+        return owners
 
     def statistics(self, name: str = "", version: int = -1) -> list[dict[str, Any]]:
         """Return the statistics of one version, of all ready versions of a model, or of all models."""

@@ -52,7 +52,9 @@ def test_adapters_are_models_once_their_model_has_been_loaded(server: ConchServe
         texts[adapter] = reply["choices"][0]["text"]
     assert len(set(texts.values())) == 3
     listed = {model["id"]: model.get("parent") for model in get(server.http, "/v1/models").json()["data"]}
-    assert listed == {"llama": None, "other": None, "red": "llama", "blue": "llama", "shared": "llama"}
+    assert listed == {
+        "llama": None, "other": None, "red": "llama", "blue": "llama", "shared": "llama", "llama:other": "llama"
+    }  # fmt: skip
     assert get(server.http, "/v1/models/red").json()["parent"] == "llama"
 
     # The adapter's model is loaded again after its eviction, and names that are ambiguous are no models.
@@ -60,8 +62,17 @@ def test_adapters_are_models_once_their_model_has_been_loaded(server: ConchServe
     for adapter in ("red", "blue"):
         status, reply = complete(server, adapter)
         assert (status, reply["model"], reply["choices"][0]["text"]) == (200, adapter, texts[adapter])
-    assert complete(server, "shared")[0] == 404
-    assert get(server.http, "/v1/models/shared").status == 404
+    for adapter in ("llama:red", "llama:other", "llama:shared", "other:shared"):
+        status, reply = complete(server, adapter)
+        assert (status, reply.get("model")) == (200, adapter), reply
+        model, name = adapter.split(":")
+        assert reply["choices"] == complete(server, model, lora_name=name)[1]["choices"]
+        assert get(server.http, f"/v1/models/{adapter}").json()["parent"] == model
+    status, reply = complete(server, "shared")
+    assert (status, reply["error"]["param"]) == (400, "model")
+    assert reply["error"]["message"].endswith("use 'llama:shared' or 'other:shared'")
+    assert get(server.http, "/v1/models/shared").status == 400
+    assert complete(server, "llama:absent")[0] == complete(server, "other:red")[0] == 404
     assert "conch.adapters" in get(server.http, "/v2/models/llama/config").json()["parameters"]
 
 

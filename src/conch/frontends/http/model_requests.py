@@ -149,12 +149,15 @@ class ModelRequests:
         self._tasks = BackgroundTasks(refuse)
 
     def find_model(self, name: str) -> Model:
-        """Return the model with a name, or with a LoRA adapter of that name. Raises NOT_FOUND or UNAVAILABLE."""
+        """Return the model with a name, or with a LoRA adapter of that name.
+
+        Raises NOT_FOUND or UNAVAILABLE, and INVALID_ARG for an adapter of several models.
+        """
         try:
             return self._server.model(name)
         except ConchError as missing:
             absent = missing.code is Code.NOT_FOUND or isinstance(missing, LoadNeeded)
-            parent = self._server.adapters().get(name) if absent else None
+            parent = self._server.adapter_model(name) if absent else None
             if parent is None:
                 raise
             return self._server.model(parent)

@@ -117,7 +117,7 @@ class OpenAi:
 
     def model(self, exchange: HttpExchange, name: str) -> None:
         """Handle ``GET /v1/models/{name}``: describe one of them."""
-        parent = None if self._is_usable(name) else self._server.adapters().get(name)
+        parent = None if self._is_usable(name) else self._server.adapter_model(name)
         if not self._is_usable(name if parent is None else parent):
             raise not_found(f"The model '{name}' does not exist")
         exchange.respond(200, [JSON], model_body(name, self._created, self._context(parent or name), parent))

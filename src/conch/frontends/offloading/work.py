@@ -97,7 +97,7 @@ def openai(
 ) -> tuple[ResponsePlan, list[dict[str, WireTensor]]]:
     """Decode a request to one of ``ENDPOINTS``: the plan of its response, and the inputs of each request to the model.
 
-    ``signature_of`` is called with the name of the model or LoRA adapter; its errors refuse the request.
+    ``signature_of`` is called with the id of the model or LoRA adapter; its errors refuse the request.
     """
     return _decode(read_body(compression.decompress(body, encoding, limit)), signature_of, *ENDPOINTS[endpoint])
 
@@ -129,8 +129,9 @@ def _decode(
     signature = signature_of(name)
     require(signature)
     request = read(fields)
-    if name != signature.name and name in signature.adapters:
-        request = request.with_adapter(name)
+    adapter = name.removeprefix(f"{signature.name}:")
+    if name != signature.name and adapter in signature.adapters:
+        request = request.with_adapter(name, adapter)
     return request.plan, request.inputs(signature)
 
 

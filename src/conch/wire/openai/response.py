@@ -245,7 +245,7 @@ class ResponsePlan(ABC):
 
     ``choices`` is the number of choices per prompt, ``limit`` is ``max_tokens`` if given, ``logprobs`` the number of
     alternatives to each token (None: no log-probabilities). ``members`` are the request's names of parameters, where
-    they differ from those of the model. ``adapter`` is the LoRA adapter that the request names as its model.
+    they differ from those of the model. ``adapter`` is the id of the LoRA adapter that the request names as its model.
     ``output_format`` is the one of the model's signature. ``token_ids``: the choices have the ids of their tokens.
     ``request_id`` is the client's identifier of the request.
     """

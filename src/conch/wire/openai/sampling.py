@@ -22,7 +22,7 @@ class Decoding:
     ``sampling`` has the parameters of the request, ``logprobs`` the number of alternatives to each token (None: no
     log-probabilities). ``members`` are the request's names of parameters, where they differ from those of the model.
     ``token_ids``: the choices have the ids of their tokens. ``request_id`` is the client's identifier of the request,
-    ``adapter`` the LoRA adapter that the request names as its model.
+    ``adapter`` the id of the LoRA adapter that the request names as its model.
     """
 
     sampling: dict[str, Any]
@@ -34,11 +34,14 @@ class Decoding:
     request_id: str = ""
     adapter: str = ""
 
-    def with_adapter(self, name: str) -> Self:
-        """Return the request for a LoRA adapter. Raises ApiError if the request names another one."""
+    def with_adapter(self, id: str, name: str) -> Self:
+        """Return the request for the LoRA adapter ``name``, whose id as a model is ``id``.
+
+        Raises ApiError if the request names another adapter.
+        """
         if self.sampling.get("lora_name", name) != name:
-            raise ApiError(f"'lora_name' is another adapter than the model '{name}'", "lora_name")
-        return replace(self, adapter=name, sampling={**self.sampling, "lora_name": name})
+            raise ApiError(f"'lora_name' is another adapter than the model '{id}'", "lora_name")
+        return replace(self, adapter=id, sampling={**self.sampling, "lora_name": name})
 
     @property
     def choices(self) -> int:
