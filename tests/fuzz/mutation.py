@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from tests.fuzz.target import Target
 
@@ -30,6 +30,23 @@ def inputs(target: Target, random: Random) -> Iterator[bytes]:
         for _ in range(random.choice((1, 1, 2, 3, 5, 8))):
             data = _changed(data, target, random)
         yield data[: target.most]
+
+
+#: Values of every type, also as items and members, and a text that is nested deeply.
+_VALUES: Final = (
+    None, True, -1, 2**70, 1.5, "", "a", [], {}, [[]], [{}], ["a"], {"a": []}, {"type": {}}, "[" * 300 + "]" * 300,
+)  # fmt: skip
+
+
+def replacements(document: Any) -> Iterator[Any]:
+    """Yield the JSON document with each of its values replaced by values of every type, one at a time."""
+    yield from _VALUES
+    if type(document) is dict:
+        for name, value in document.items():
+            yield from ({**document, name: other} for other in replacements(value))
+    elif type(document) is list:
+        for index, value in enumerate(document):
+            yield from ([*document[:index], other, *document[index + 1 :]] for other in replacements(value))
 
 
 def _changed(data: bytes, target: Target, random: Random) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 from time import monotonic
 
@@ -11,7 +12,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 import tests.fuzz.targets  # noqa: F401 (declares them)
-from tests.fuzz.mutation import inputs
+from tests.fuzz.mutation import inputs, replacements
 from tests.fuzz.target import TARGETS, Target, check
 
 #: Inputs of each target at most, and how long they may take (s).
@@ -32,6 +33,19 @@ def test_any_input_is_dealt_with(target: Target) -> None:
         except Exception as error:
             error.add_note(f"input: {data!r}")
             raise
+
+
+@pytest.mark.parametrize("name", ["json_infer", "json_generate", "json_control_bodies", "openai", "retrieval"])
+def test_every_value_of_a_body_may_have_any_type(name: str) -> None:
+    target = TARGETS[name]
+    for seed in target.seeds:
+        at = seed.index(b"{")
+        for document in replacements(json.loads(seed[at:])):
+            try:
+                check(target, seed[:at] + json.dumps(document).encode())
+            except Exception as error:
+                error.add_note(f"body: {document}")
+                raise
 
 
 def test_mutations_of_a_seed_are_the_same_every_time() -> None:

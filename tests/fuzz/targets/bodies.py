@@ -58,13 +58,13 @@ def _json(*documents: object) -> list[bytes]:
 
 
 @target(
-    seeds=_json(
+    seeds=[b"\0" + body for body in _json(
         {"id": "1", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1.5, 2]}]},
         {"inputs": [{"name": "INT", "datatype": "INT64", "shape": [2, 1], "data": [[1], [2]]}],
          "outputs": [{"name": "OUT", "parameters": {"classification": 2, "binary_data": True}}],
          "parameters": {"sequence_id": 1, "priority": 2, "timeout": 3, "binary_data_output": True}},
         {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}}]},
-    ),
+    )],
     tokens=_TOKENS,
 )  # fmt: skip
 def json_infer(data: bytes) -> None:
@@ -130,6 +130,8 @@ def json_control_bodies(data: bytes) -> None:
                    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
                    {"type": "function_call_output", "call_id": "1", "output": "x"}],
          "tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "function", "name": "f"}},
+        {"model": "m", "input": "a", "tools": [{"type": "function", "name": "f"}], "reasoning": {"effort": "low"},
+         "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}},
         {"model": "m", "prompt": ["a", "b"], "max_tokens": 3, "echo": False, "logprobs": 2, "guided_regex": "a+"},
     ),
     tokens=_TOKENS,

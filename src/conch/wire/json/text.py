@@ -66,7 +66,7 @@ def _loads_leniently(data: bytes) -> Any:
 
 
 def _check_depth(data: bytes) -> None:
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and nesting(data) > MAX_DEPTH:
+    if too_deep(data):
         raise invalid(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
 
 
@@ -208,6 +208,11 @@ def _finite(text: str) -> float:
     if isinf(value):
         raise NumberTooBig(text)
     return value
+
+
+def too_deep(data: bytes) -> bool:
+    """Whether arrays and objects in a document are nested deeper than :data:`MAX_DEPTH`."""
+    return data.count(b"[") + data.count(b"{") > MAX_DEPTH and nesting(data) > MAX_DEPTH
 
 
 def nesting(data: bytes) -> int:

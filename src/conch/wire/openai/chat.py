@@ -10,9 +10,10 @@ import orjson
 from conch.core.inference import ModelSignature
 from conch.core.sampling.parameters import MAX_LOGPROBS
 from conch.core.tensors import WireTensor
+from conch.wire.json.text import too_deep
 from conch.wire.openai.inputs import generation_inputs
 from conch.wire.openai.models import MESSAGES
-from conch.wire.openai.reading import ApiError, Fields, wrong
+from conch.wire.openai.reading import ApiError, Fields, one_of, wrong
 from conch.wire.openai.response import (
     ChoiceDelta,
     GenerationResponse,
@@ -50,9 +51,7 @@ def read_messages(fields: Fields) -> bytes:
 def _message(message: Any, path: str) -> dict[str, Any]:
     if type(message) is not dict:
         raise wrong(path, message, "an object")
-    role = message.get("role")
-    if type(role) is not str or role not in _ROLES:
-        raise wrong(f"{path}.role", role, f"one of {', '.join(_ROLES)}")
+    role = one_of(f"{path}.role", message.get("role"), _ROLES)
     calls = message.get("tool_calls")
     content = message.get("content")
     if content is None and not calls and role != "assistant":
@@ -94,7 +93,7 @@ def _call(call: Any, path: str) -> dict[str, Any]:
     if type(function) is not dict or type(function.get("name")) is not str:
         raise ApiError(f"'{path}.function.name' must be a string", f"{path}.function.name")
     arguments = function.get("arguments")
-    if type(arguments) is str:
+    if type(arguments) is str and not too_deep(arguments.encode()):
         try:
             arguments = orjson.loads(arguments) if arguments else {}
         except orjson.JSONDecodeError:
@@ -236,8 +235,7 @@ def _template(fields: Fields) -> tuple[dict[str, Any], bool]:
     effort = fields.take("reasoning_effort")
     if effort is None:
         return values, False
-    if effort not in _EFFORTS:
-        raise wrong("reasoning_effort", effort, f"one of {', '.join(_EFFORTS)}")
+    effort = one_of("reasoning_effort", effort, _EFFORTS)
     # The names that templates use: GPT-OSS the first, Qwen and GLM the second, DeepSeek and Granite the third.
     reasons = effort != "none"
     return {"reasoning_effort": effort, "enable_thinking": reasons, "thinking": reasons, **values}, not values

@@ -6,6 +6,7 @@ errors name the invalid member; the HTTP front end writes them as OpenAI's error
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import isfinite
 from typing import Any, Final
 
@@ -14,7 +15,6 @@ import orjson
 from conch.core.errors import Code, ConchError, clipped, did_you_mean, nearest
 from conch.core.tensors import Buffer
 from conch.wire.json import text
-from conch.wire.json.text import nesting
 
 #: The ``type`` of errors by HTTP status; other 4xx are ``invalid_request_error``.
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -62,8 +62,7 @@ def read_body(body: Buffer) -> Fields:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise ApiError(f"the body is not valid JSON: {error}") from None
-    data = bytes(body)
-    if data.count(b"[") + data.count(b"{") > text.MAX_DEPTH and nesting(data) > text.MAX_DEPTH:
+    if text.too_deep(bytes(body)):
         raise ApiError(f"the body is nested deeper than {text.MAX_DEPTH} levels")
     if type(document) is not dict:
         raise ApiError("the body must be a JSON object")
@@ -75,6 +74,13 @@ def wrong(param: str, value: Any, expected: str) -> ApiError:
     shown = orjson.dumps(value).decode()
     shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
     return ApiError(f"'{param}' is {shown}; it must be {expected}", param)
+
+
+def one_of(param: str, value: Any, choices: Collection[str]) -> str:
+    """Return the ``value`` of member ``param``. Raises ApiError unless it is one of ``choices``."""
+    if type(value) is not str or value not in choices:
+        raise wrong(param, value, f"one of {', '.join(choices)}")
+    return value
 
 
 class Fields:

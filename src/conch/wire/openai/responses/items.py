@@ -14,7 +14,7 @@ from uuid import uuid4
 import orjson
 
 from conch.core.tensors import Buffer
-from conch.wire.openai.reading import ApiError, Fields, wrong
+from conch.wire.openai.reading import ApiError, Fields, one_of, wrong
 
 Item = dict[str, Any]
 
@@ -105,9 +105,7 @@ def _id(item: Item) -> str:
 
 
 def _read_message(members: Fields) -> Item:
-    role = members.take("role")
-    if type(role) is not str or role not in _ROLES:
-        raise wrong(members.name("role"), role, f"one of {', '.join(_ROLES)}")
+    role = one_of(members.name("role"), members.take("role"), _ROLES)
     members.ignore("phase")
     content = _read_content(members, "content")
     if type(content) is str:
@@ -132,8 +130,7 @@ def _read_part(part: Any, path: str) -> dict[str, Any]:
     kind: Any = part.get("type") if type(part) is dict else None
     if kind in _FOREIGN_PARTS:
         raise ApiError(f"'{path}' is an {kind}: models here read text only", f"{path}.type")
-    if kind not in _TEXTS:
-        raise wrong(f"{path}.type", kind, f"one of {', '.join(_TEXTS)}")
+    kind = one_of(f"{path}.type", kind, _TEXTS)
     members = Fields(part, path)
     members.ignore("type", "annotations", "logprobs", "prompt_cache_breakpoint")
     name = _TEXTS[kind]

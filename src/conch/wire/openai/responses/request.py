@@ -124,7 +124,8 @@ def _chat_tool(tool: Any, path: str) -> dict[str, Any]:
         raise wrong(f"{path}.type", kind, "function: this server runs no tools")
     members = Fields(tool, path)
     members.ignore("type", "allowed_callers", "async", "defer_loading", "output_schema")
-    function = {name: members.take(name) for name in ("name", "description", "parameters", "strict")}
+    function: dict[str, Any] = {"name": members.required_text("name")}
+    function |= {name: members.take(name) for name in ("description", "parameters", "strict")}
     members.finish()
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
@@ -144,10 +145,10 @@ def _chat_choice(choice: Any, tools: list[dict[str, Any]]) -> tuple[Any, list[di
     if type(allowed) is not list or not all(type(tool) is dict and type(tool.get("name")) is str for tool in allowed):
         raise wrong("tool_choice.tools", allowed, "an array of functions with their names")
     names = {tool["name"] for tool in allowed}
-    unknown = names - {tool["function"].get("name") for tool in tools}
+    unknown = names - {tool["function"]["name"] for tool in tools}
     if unknown:
         raise ApiError(f"'tool_choice' names '{min(unknown)}', which is not among 'tools'", "tool_choice")
-    return mode, [tool for tool in tools if tool["function"].get("name") in names]
+    return mode, [tool for tool in tools if tool["function"]["name"] in names]
 
 
 def _response_format(value: Any) -> Any:
