@@ -113,7 +113,7 @@ def test_tools_are_called_and_their_results_are_given_back(claude: Any, streamin
     assert (user["content"], assistant["content"], assistant["reasoning_content"]) == (text, "Wait.", "Hm.")
     assert [call["function"]["arguments"] for call in assistant["tool_calls"]] == [{"place": "Bonn"}, {"place": "Rome"}]
     assert [(m["role"], m["tool_call_id"], m["content"]) for m in (first, second)] == [
-        ("tool", calls[0].id, "sunny"), ("tool", calls[1].id, "rain"),
+        ("tool", calls[0].id, "sunny"), ("tool", calls[1].id, "Error: rain"),
     ]  # fmt: skip
     assert (last["role"], last["content"]) == ("user", "!inputs")
     assert json.loads(seen["tools"]) == [TOOL]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
@@ -145,12 +144,13 @@ class MessageResponse(ConversationResponse):
 
 
 def _arguments(text: str) -> Any:
-    """Return the arguments of a call; those that are no object become one, because the API has nothing else."""
+    """Return the arguments of a call as they are; others than objects become one, because the API has nothing else."""
     try:
-        arguments = json.loads(text) if text else {}
-    except ValueError:
-        arguments = text
-    return arguments if type(arguments) is dict else {"arguments": arguments}
+        arguments = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return {"arguments": text}
+    fragment = orjson.Fragment(text or "{}")
+    return fragment if type(arguments) is dict else {"arguments": fragment}
 
 
 @dataclass(frozen=True, slots=True)

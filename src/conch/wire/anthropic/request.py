@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from conch.core.sampling.values import INT32
 from conch.wire.anthropic.message import CountForm, MessageForm
 from conch.wire.openai.chat import TEMPLATE_VALUES, ChatRequest
-from conch.wire.openai.reading import ApiError, Fields, wrong
+from conch.wire.openai.reading import ApiError, Fields, one_of, wrong
 from conch.wire.openai.translation import read_translated
 
 #: The members of the chat, and the members of the request that they come from: what an error names.
@@ -31,7 +32,7 @@ _ROLES: Final = ("user", "assistant", "system")
 #: The values of chat templates that turn thinking on or off.
 _THINKING: Final = ("enable_thinking", "thinking")
 #: The choices of a chat for those of a request.
-_CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
+_CHOICES: Final[Mapping[str, Any]] = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def read_message_request(members: Fields) -> ChatRequest:
@@ -72,7 +73,8 @@ def _read_conversation(members: Fields) -> tuple[dict[str, Any], bool]:
     read = [part for index, message in enumerate(messages) for part in _read_message(message, f"messages[{index}]")]
     system = members.take("system")
     if system is not None:
-        read.insert(0, {"role": "system", "content": _read_texts(system, "system")})
+        read.insert(0, {"role": "system", "content": [_text_part(_read_texts(system, "system"))]})
+    read = _combined(read)
     thinking, values = _read_thinking(members)
     chat: dict[str, Any] = {"messages": read, TEMPLATE_VALUES: values or None}
     if read[-1]["role"] == "assistant":  # the response continues it
@@ -85,8 +87,7 @@ def _read_conversation(members: Fields) -> tuple[dict[str, Any], bool]:
     chat |= _read_choice(members, bool(tools))
     output = members.object("output_config")
     if output is not None:
-        effort = output.take("effort")
-        chat["reasoning_effort"] = "xhigh" if effort == "max" else effort
+        chat["reasoning_effort"] = output.take("effort")
         chat["response_format"] = _read_format(output)
         output.finish()
     if (speed := members.text("speed")) not in (None, "standard"):
@@ -97,16 +98,14 @@ def _read_conversation(members: Fields) -> tuple[dict[str, Any], bool]:
 
 
 def _read_message(message: Any, path: str) -> list[dict[str, Any]]:
-    """Read a message, which becomes several if it has results of tools."""
+    """Read a message, which becomes several; :func:`_combined` combines those that are no results of tools."""
     if type(message) is not dict:
         raise wrong(path, message, "an object")
     members = Fields(message, path)
-    role, content = members.take("role"), members.take("content")
+    role, content = one_of(members.name("role"), members.take("role"), _ROLES), members.take("content")
     members.finish()
-    if type(role) is not str or role not in _ROLES:
-        raise wrong(f"{path}.role", role, f"one of {', '.join(_ROLES)}")
     if type(content) is str:
-        return [{"role": role, "content": content}]
+        return [{"role": role, "content": [_text_part(content)]}]
     if type(content) is not list:
         raise wrong(f"{path}.content", content, "a string or an array of content blocks")
     if role == "assistant":
@@ -117,12 +116,20 @@ def _read_message(message: Any, path: str) -> list[dict[str, Any]]:
         if _kind(block) == "tool_result" and role == "user":
             messages.append(_read_result(block, where))
         else:
-            text = {"type": "text", "text": _read_text(block, where)}
-            if messages and messages[-1]["role"] == role:
-                messages[-1]["content"].append(text)
-            else:
-                messages.append({"role": role, "content": [text]})
-    return messages or [{"role": role, "content": ""}]
+            messages.append({"role": role, "content": [_text_part(_read_text(block, where))]})
+    return messages or [{"role": role, "content": []}]
+
+
+def _combined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Combine consecutive messages of a role, as the API does: many chat templates require that roles alternate."""
+    combined: list[dict[str, Any]] = []
+    for message in messages:
+        if combined and combined[-1]["role"] == message["role"] != "tool":
+            last = combined[-1]
+            last |= {name: last.get(name, type(value)()) + value for name, value in message.items() if name != "role"}
+        else:
+            combined.append(message)
+    return combined
 
 
 def _read_assistant(content: list[Any], path: str) -> dict[str, Any]:
@@ -141,7 +148,8 @@ def _read_assistant(content: list[Any], path: str) -> dict[str, Any]:
                 calls.append(_read_call(Fields(block, where)))
             case _:
                 texts.append(_read_text(block, where))
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    text = "".join(texts)
+    message: dict[str, Any] = {"role": "assistant", "content": [_text_part(text)] if text else []}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     if calls:
@@ -161,12 +169,17 @@ def _read_call(members: Fields) -> dict[str, Any]:
 def _read_result(block: dict[str, Any], path: str) -> dict[str, Any]:
     members = Fields(block, path)
     members.ignore("type", "cache_control", "toolset_name")
-    members.flag("is_error")
+    failed = members.flag("is_error")
     content = members.take("content")
     id = members.required_text("tool_use_id")
     members.finish()
     text = "" if content is None else _read_texts(content, f"{path}.content")
-    return {"role": "tool", "tool_call_id": id, "content": text}
+    # Chat templates have no place for the flag.
+    return {"role": "tool", "tool_call_id": id, "content": f"Error: {text}" if failed else text}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _read_texts(content: Any, path: str) -> str:
@@ -222,12 +235,8 @@ def _read_choice(members: Fields, has_tools: bool) -> dict[str, Any]:
     kind, name = choice.take("type"), choice.text("name")
     parallel = not choice.flag("disable_parallel_tool_use")
     choice.finish()
-    if kind == "tool":
-        chosen: Any = {"type": "function", "function": {"name": name}}
-    elif type(kind) is str and kind in _CHOICES:
-        chosen = _CHOICES[kind]
-    else:
-        raise wrong("tool_choice.type", kind, f"one of {', '.join(_CHOICES)}, tool")
+    kind = one_of("tool_choice.type", kind, (*_CHOICES, "tool"))
+    chosen = _CHOICES.get(kind, {"type": "function", "function": {"name": name}})
     return {"tool_choice": chosen, **({"parallel_tool_calls": parallel} if has_tools else {})}
 
 

@@ -102,7 +102,7 @@ def _call(call: Any, path: str) -> dict[str, Any]:
 
 
 _REFUSED: Final = ("audio", "prediction", "verbosity", "web_search_options")
-_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 #: vLLM's member for values of the chat template, and the input for them.
 TEMPLATE_VALUES: Final = "chat_template_kwargs"
 

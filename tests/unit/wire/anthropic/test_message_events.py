@@ -80,3 +80,53 @@ def test_template_is_told_whether_to_think() -> None:
     assert template(thinking={"type": "adaptive"}) is None
     assert template(thinking={"type": "disabled"}) == {"enable_thinking": False, "thinking": False}
     assert template(thinking={"type": "enabled", "budget_tokens": 2000}) == {"enable_thinking": True, "thinking": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"a":123456789012345678901234567890}', {"a": 123456789012345678901234567890}),
+        ('{"a":' + "[" * 300 + "]" * 300 + "}", None),
+        ('{"a":' + "[" * 2000 + "]" * 2000 + "}", None),
+    ],
+    ids=["large_number", "nested", "nested_deeper"],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_arguments_of_any_size_are_given_as_they_are(arguments: str, expected: Any, streamed: bool) -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    message = response(stream=streamed)
+    if streamed:
+        events = message.events(0, ChoiceDelta(text, finish="stop"), last=True) + message.closing()
+        deltas = [
+            json.loads(line[6:])["delta"] for line in events.decode().split("\n") if "input_json_delta" in line[:80]
+        ]
+        assert "".join(delta["partial_json"] for delta in deltas) == arguments
+    else:
+        message.add(0, ChoiceDelta(text, finish="stop"), last=True)
+        [call] = json.loads(message.body())["content"]
+        given = call["input"]
+        assert (
+            given == expected if expected else arguments in (json.dumps(given, separators=(",", ":")), *given.values())
+        )
+
+
+def messages(*turns: tuple[str, Any]) -> Any:
+    sent = [{"role": role, "content": content} for role, content in turns]
+    return json.loads(read_message_request(Fields({"max_tokens": 1, "messages": sent})).messages)
+
+
+def test_consecutive_messages_of_a_role_are_combined() -> None:
+    call = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "3"}
+    assert messages(
+        ("user", "a"), ("user", [{"type": "text", "text": "b"}]),
+        ("assistant", [{"type": "thinking", "thinking": "Hm."}]), ("assistant", "c"), ("assistant", [call]),
+        ("user", [result, result]), ("user", [{"type": "text", "text": "d"}]), ("user", "e"),
+    ) == [
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": "c", "reasoning_content": "Hm.", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+        ]},
+        *[{"role": "tool", "tool_call_id": "1", "content": "3"}] * 2,
+        {"role": "user", "content": "d\ne"},
+    ]  # fmt: skip
