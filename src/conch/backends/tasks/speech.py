@@ -15,6 +15,8 @@ from threading import Lock
 from time import monotonic_ns
 from typing import Any, Final
 
+import numpy as np
+
 from conch.backends.base.arrays import Request, Result, Strings
 from conch.backends.tasks import media
 from conch.backends.tasks.task import (
@@ -61,9 +63,16 @@ DESCRIPTION: Final = TaskDescription(
         TensorSpec("return_timestamps", "BYTES", (1,), optional=True),
         TensorSpec("language", "BYTES", (1,), optional=True),
         TensorSpec("task", "BYTES", (1,), optional=True),
+        TensorSpec("prompt", "BYTES", (1,), optional=True),
+        TensorSpec("return_language", "BOOL", (1,), optional=True),
         *generation_inputs(*_GENERATION),
     ),
-    (TensorSpec("text_output", "BYTES", (1,)), TensorSpec("chunks", "BYTES", (1,))),
+    (
+        TensorSpec("text_output", "BYTES", (1,)),
+        TensorSpec("chunks", "BYTES", (1,)),
+        TensorSpec("duration", "FP32", (1,)),
+        TensorSpec("language", "BYTES", (1,)),
+    ),
     max_batch_size=16,
 )
 
@@ -75,6 +84,7 @@ class _Recording:
     request: Request
     seconds: float
     timestamps: bool | str
+    language: bool
     generation: dict[str, Any]
     chunks: list[dict[str, Any]]
     outputs: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -95,10 +105,12 @@ class PreparedSpeech(PreparedRequest):
 class SpeechRecognition(Task):
     """Input ``audio`` STRING [1] (a WAV, FLAC or OGG file) or ``samples`` FP32 [-1] (mono, between -1 and 1).
 
-    ``samples`` are at ``sampling_rate`` Hz (INT32 [1], default 16000). Outputs are ``text_output`` STRING [1] and
-    ``chunks`` STRING [1], JSON ``[{"text", "start", "end"}]`` in seconds. ``chunks`` is empty unless
-    ``return_timestamps`` is ``segment``, ``word`` or ``char``; the model determines which of them are available.
-    ``language`` and ``task`` (``transcribe``, ``translate``) are for multilingual Whisper models.
+    ``samples`` are at ``sampling_rate`` Hz (INT32 [1], default 16000). Outputs are ``text_output`` STRING [1],
+    ``chunks`` STRING [1], JSON ``[{"text", "start", "end"}]`` in seconds, ``duration`` FP32 [1] in seconds and
+    ``language`` STRING [1]. ``chunks`` is empty unless ``return_timestamps`` is ``segment``, ``word`` or ``char``; the
+    model determines which of them are available. ``language`` and ``task`` (``transcribe``, ``translate``) are for
+    multilingual Whisper models, which also report the language (``english``) if ``return_language`` is set. ``prompt``
+    is text before the recording, for Whisper.
 
     Whisper transcribes long recordings window by window; each window begins where the last segment ended. Other models
     read overlapping chunks. The parameter ``chunk_length_s`` sets the chunk length (default 30 seconds) and makes
@@ -141,7 +153,8 @@ class SpeechRecognition(Task):
         sounds = media.sounds_of(request, self._rate, seconds=self._seconds, min_samples=self._shortest)
         if not sounds:
             raise invalid("the request has no rows")
-        recordings = [self._recording(request, samples, timestamps, generation) for samples in sounds]
+        language = bool(request.option("return_language", False)) and self._multilingual
+        recordings = [self._recording(request, samples, timestamps, language, generation) for samples in sounds]
         return PreparedSpeech(request, recordings)
 
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
@@ -157,14 +170,19 @@ class SpeechRecognition(Task):
         return [self._result(prepared) for prepared in batch]
 
     def _recording(
-        self, request: Request, samples: media.Samples, timestamps: bool | str, generation: dict[str, Any]
+        self,
+        request: Request,
+        samples: media.Samples,
+        timestamps: bool | str,
+        language: bool,
+        generation: dict[str, Any],
     ) -> _Recording:
         chunked = {"chunk_length_s": self._chunk} if self._chunk else {}
         try:
             chunks = list(self._pipeline.preprocess(_raw(samples, self._rate), **chunked))
         except ValueError as error:
             raise invalid(f"the model does not accept audio of {len(samples)} samples: {one_line(error)}") from error
-        recording = _Recording(request, len(samples) / self._rate, timestamps, generation, chunks)
+        recording = _Recording(request, len(samples) / self._rate, timestamps, language, generation, chunks)
         if self._windows(recording):
             # Timestamps determine where Whisper's next window begins.
             recording.timestamps = timestamps or True
@@ -181,8 +199,15 @@ class SpeechRecognition(Task):
             raise invalid(f"input 'return_timestamps' is '{kind}'; this model supports: {', '.join(known)}")
         return known[kind]
 
+    @property
+    def _multilingual(self) -> bool:
+        """Whether the model has a choice of languages."""
+        return self._kind == "seq2seq_whisper" and getattr(
+            self._pipeline.model.generation_config, "is_multilingual", False
+        )
+
     def _generation(self, request: Request) -> dict[str, Any]:
-        names = [name for name in ("language", "task", *_GENERATION) if request.has(name)]
+        names = [name for name in ("language", "task", "prompt", *_GENERATION) if request.has(name)]
         if names and self._kind not in ("seq2seq_whisper", "seq2seq"):
             raise invalid(f"input '{names[0]}' is not supported by this model, which transcribes frame by frame")
         generation = generation_arguments(request, _GENERATION)
@@ -190,21 +215,32 @@ class SpeechRecognition(Task):
             value = request.option(name)
             if not value:
                 continue
-            if self._kind != "seq2seq_whisper" or not getattr(
-                self._pipeline.model.generation_config, "is_multilingual", False
-            ):
+            if not self._multilingual:
                 raise invalid(f"input '{name}' is '{value}', but this model has no choice of languages")
             generation[name] = value
         if generation.get("task", "transcribe") not in ("transcribe", "translate"):
             raise invalid(f"input 'task' is '{generation['task']}'; it must be transcribe or translate")
+        if prompt := request.option("prompt"):
+            generation["prompt_ids"] = self._prompt_tokens(prompt)
         return generation
+
+    def _prompt_tokens(self, prompt: str) -> tuple[int, ...]:
+        """Return the tokens of a prompt, without its beginning if it takes more than half of the model's positions."""
+        if self._kind != "seq2seq_whisper":
+            raise invalid("input 'prompt' is not supported by this model, which is not Whisper")
+        try:
+            first, *tokens = self._pipeline.tokenizer.get_prompt_ids(prompt).tolist()
+        except ValueError as error:
+            raise invalid(f"input 'prompt' cannot be used: {one_line(error)}") from None
+        return (first, *tokens[1 - self._pipeline.model.config.max_target_positions // 2 :])
 
     def _group(self, recording: _Recording, index: int) -> str:
         """Return the batch key of a chunk: chunks of equal shapes and parameters share it and need no padding."""
         chunk = recording.chunks[index]
         shapes = [(name, tuple(value.shape)) for name, value in sorted(chunk.items()) if hasattr(value, "shape")]
         key = f"{shapes} {'stride' in chunk} {recording.timestamps} {sorted(recording.generation.items())}"
-        alone = recording.timestamps == "word" and self._kind == "seq2seq_whisper"
+        # The pipeline returns only the language of the first recording of a batch.
+        alone = (recording.timestamps == "word" and self._kind == "seq2seq_whisper") or recording.language
         return f"{key} {id(recording)} {index}" if alone or self._windows(recording) else key
 
     def _run(self, group: list[tuple[_Recording, int]], work: ExecutionWork) -> None:
@@ -214,6 +250,10 @@ class SpeechRecognition(Task):
             parameters = dict(first.generation)
             if first.timestamps:
                 parameters["return_timestamps"] = first.timestamps
+            if first.language:
+                parameters["return_language"] = True
+            if "prompt_ids" in parameters:
+                parameters["prompt_ids"] = self._tensor(parameters["prompt_ids"])
             parameters["stopping_criteria"] = stop_when_cancelled([recording.request for recording, _ in group])
         chunks = [recording.chunks[index] for recording, index in group]
         before = monotonic_ns()
@@ -231,6 +271,23 @@ class SpeechRecognition(Task):
         work.engine_ns += monotonic_ns() - before
         for (recording, index), output in zip(group, outputs, strict=True):
             recording.outputs[index] = output
+
+    def _language(self, output: Mapping[str, Any]) -> str:
+        """Return the name of the language of an output, empty if it was not requested.
+
+        With ``return_language``, transformers 5.23 would shift the times of words by a token.
+        """
+        from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+        if "lang_id" not in output:
+            return ""
+        token = self._pipeline.tokenizer.convert_ids_to_tokens(int(output["lang_id"]))
+        return str(LANGUAGES.get(token[2:-2], token[2:-2]))
+
+    def _tensor(self, tokens: tuple[int, ...]) -> Any:
+        import torch
+
+        return torch.tensor(tokens, device=self._pipeline.device)
 
     def _pipeline_for(self, timestamps: bool | str) -> Any:
         """Return the pipeline; for Whisper's word timestamps, a copy that shares the weights.
@@ -251,18 +308,27 @@ class SpeechRecognition(Task):
 
     def _result(self, prepared: PreparedRequest) -> Result | ConchError:
         assert isinstance(prepared, PreparedSpeech)
-        texts, chunks = [], []
+        texts, chunks, languages = [], [], []
         for recording in prepared.recordings:
             if recording.error is not None:
                 return recording.error
             outputs = [recording.outputs[index] for index in range(len(recording.chunks))]
+            languages.append(self._language(outputs[0]))
             transcription = self._pipeline.postprocess(outputs, return_timestamps=recording.timestamps)
             texts.append(transcription["text"])
             wants_chunks = prepared.request.option("return_timestamps", "none") != "none"
             pieces = transcription.get("chunks", []) if wants_chunks else []
             chunks.append(json.dumps([_chunk(piece, recording.seconds) for piece in pieces], ensure_ascii=False))
         shape = (len(texts), 1)
-        return Result({"text_output": Strings(shape, texts), "chunks": Strings(shape, chunks)})
+        seconds = [[recording.seconds] for recording in prepared.recordings]
+        return Result(
+            {
+                "text_output": Strings(shape, texts),
+                "chunks": Strings(shape, chunks),
+                "duration": np.array(seconds, np.float32),
+                "language": Strings(shape, languages),
+            }
+        )
 
 
 def _raw(samples: media.Samples, rate: int) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from conch.frontends.http.inference import Inference
 from conch.frontends.http.openai import OpenAi
 from conch.frontends.http.responses import Responses
 from conch.frontends.http.retrieval import DIALECTS, Retrieval
+from conch.frontends.http.transcriptions import Transcriptions
 from conch.frontends.offloading.offloader import Offloader
 from conch.frontends.yielding import YieldingLister
 from conch.machine import logs
@@ -384,6 +385,7 @@ def _openai_table(server: InferenceServer, offloader: Offloader, control: Contro
     get, post = b"GET", b"POST"
     openai = OpenAi(server, offloader)
     responses = Responses(server, openai, offloader)
+    recordings = Transcriptions(server, offloader)
     return [
         HttpEndpoint(r"/v1/models", "metadata", {get: openai.models}, dialect=OPENAI),
         HttpEndpoint(r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}, dialect=OPENAI),
@@ -403,6 +405,10 @@ def _openai_table(server: InferenceServer, offloader: Offloader, control: Contro
         HttpEndpoint(
             r"/v1/responses/(?P<id>[^/]+)/input_items", "inference", {get: responses.input_items}, dialect=OPENAI
         ),
+        HttpEndpoint(
+            r"/v1/audio/transcriptions", "inference", {post: recordings.transcribe}, large=True, dialect=OPENAI
+        ),
+        HttpEndpoint(r"/v1/audio/translations", "inference", {post: recordings.translate}, large=True, dialect=OPENAI),
         HttpEndpoint(r"/version", "metadata", {get: openai.version}, dialect=OPENAI),
         HttpEndpoint(r"/health/ready", "health", {get: control.ready}, dialect=OPENAI),
     ]

@@ -33,6 +33,7 @@ from conch.wire.openai.reading import ApiError
 from conch.wire.output.tools import Tools
 from conch.wire.regions import Regions
 from conch.wire.retrieval.endpoints import PLANS
+from conch.wire.transcriptions import TranscriptionPlan
 from conch.workers.child.memory import anonymous_file
 
 Header = dict[str, Any]
@@ -141,7 +142,7 @@ _CLASSES: Final[dict[type, tuple[Callable[..., Any], Callable[[Any], Header]]]] 
 }
 _RECORDS: Final[tuple[Any, ...]] = (
     ChatPlan, CompletionPlan, JsonOutputPlan, LoadParameters, ModelSignature, RequestedOutput, Span, TensorSpec, Tools,
-    *FORMS, *PLANS,
+    TranscriptionPlan, *FORMS, *PLANS,
 )  # fmt: skip
 for record in _RECORDS:
     names = [field.name for field in fields(record)] if is_dataclass(record) else record._fields

@@ -27,6 +27,7 @@ from conch.wire.json.control import read_load
 from conch.wire.json.generate import Layout, decode_document, decode_texts, encode_generate, encode_texts, read_document
 from conch.wire.json.infer import JsonOutputPlan, decode_infer, decode_split, parse_header_length
 from conch.wire.json.infer import encode_infer as encode_parts
+from conch.wire.multipart import read_form
 from conch.wire.openai.models import require_chat
 from conch.wire.openai.reading import Fields, read_body
 from conch.wire.openai.response import ResponsePlan
@@ -35,6 +36,7 @@ from conch.wire.openai.responses.request import read_responses
 from conch.wire.regions import Regions
 from conch.wire.retrieval import endpoints as retrieval_endpoints
 from conch.wire.retrieval.plans import Results, RetrievalPlan
+from conch.wire.transcriptions import TranscriptionPlan, read_transcription
 from conch.workers.child.forked import end_with_parent
 
 # Limits of what a process returns: the server reads it on its event loop.
@@ -152,6 +154,23 @@ def retrieval(
     return plan, inputs
 
 
+def transcription(
+    body: Buffer,
+    encoding: str,
+    limit: int,
+    signature_of: Callable[[str], ModelSignature],
+    content_type: str,
+    task: str,
+) -> tuple[TranscriptionPlan, list[dict[str, WireTensor]]]:
+    """Decode the form of a transcription or translation: the plan of its response, and the inputs of each request.
+
+    ``task`` is ``transcribe`` or ``translate``. ``signature_of`` is called with the name of the model.
+    """
+    return read_transcription(
+        read_form(compression.decompress(body, encoding, limit), content_type), task, signature_of
+    )
+
+
 def grpc_infer(message: Buffer) -> tuple[bytes, list[Buffer], list[int | None]]:
     """Return a ``ModelInferRequest`` without tensor data, the data of each tensor, and the numbers of BYTES elements.
 
@@ -232,6 +251,11 @@ def retrieval_body(plan: RetrievalPlan, model: str, parts: list[Sequence[WireTen
     return plan.body(model, Results(plan, parts))
 
 
+def transcription_body(plan: TranscriptionPlan, parts: list[Sequence[WireTensor]]) -> Buffer:
+    """Return the body of a response to a transcription, from the outputs of each request to the model."""
+    return plan.body(parts)
+
+
 # The process
 
 
@@ -239,7 +263,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     function.__name__: function
     for function in (
         infer, generate, openai, responses, retrieval, read_load, grpc_infer, strings, encode_infer, encode_generate,
-        encode_texts, input_items, retrieval_body,
+        encode_texts, input_items, retrieval_body, transcription, transcription_body,
     )
 }  # fmt: skip
 

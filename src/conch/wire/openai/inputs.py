@@ -6,6 +6,7 @@ model gets each in its own input, as in TensorRT-LLM's models; parameters withou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
@@ -99,6 +100,23 @@ def generation_inputs(
     tensors = {name: text_tensor(signature, name, [text]) for name, text in texts.items()}
     for name, items in values.items():
         tensors[name] = _tensor(signature, name, items)
+    return tensors
+
+
+def model_inputs(
+    signature: ModelSignature, texts: Mapping[str, bytes], values: Mapping[str, Any], preferences: Mapping[str, Any]
+) -> dict[str, WireTensor]:
+    """Return the inputs of a request: ``texts``, and one element of each of ``values``.
+
+    ``preferences`` are the same, and omitted where the model has no such input. Raises ApiError for any other that has
+    no input, and for values that do not fit it.
+    """
+    tensors = {name: text_tensor(signature, name, [text]) for name, text in texts.items()}
+    for name, value in {**preferences, **values}.items():
+        if name in signature.inputs:
+            tensors[name] = _tensor(signature, name, [value])
+        elif name in values:
+            raise _cannot(signature, name)
     return tensors
 
 

@@ -12,6 +12,9 @@ from conch.wire.openai.reading import ApiError
 PROMPT: Final = "text_input"
 MESSAGES: Final = "messages"
 TEXT: Final = "text_output"
+AUDIO: Final = "audio"
+#: The output with the parts of a transcription and their times, as JSON.
+CHUNKS: Final = "chunks"
 EMBEDDINGS: Final = ("embedding", "sentence_embedding")
 
 
@@ -28,6 +31,11 @@ def chats(signature: ModelSignature) -> bool:
 def embeds(signature: ModelSignature) -> bool:
     """Whether the model embeds texts."""
     return _is_text(signature.inputs, PROMPT) and embedding_output(signature) is not None
+
+
+def transcribes(signature: ModelSignature) -> bool:
+    """Whether the model transcribes recordings."""
+    return _is_text(signature.inputs, AUDIO) and all(_is_text(signature.outputs, name) for name in (TEXT, CHUNKS))
 
 
 def embedding_output(signature: ModelSignature) -> str | None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from conch.core.errors import Code
 from conch.core.inference import ModelSignature
-from conch.wire.openai.models import PROMPT, TEXT, chats, embedding_output, embeds, generates
+from conch.wire.openai.models import PROMPT, TEXT, chats, embedding_output, embeds, generates, transcribes
 from conch.wire.openai.reading import ApiError
 
 PAIR: Final = "text_pair"
@@ -39,6 +39,7 @@ class Kind(Enum):
     TOKEN_VECTORS = "gives a vector for each token"
     TOKENIZER = "shows the tokens of texts"
     GENERATOR = "generates text"
+    TRANSCRIBER = "transcribes recordings"
 
 
 def kinds(signature: ModelSignature) -> list[Kind]:
@@ -64,6 +65,8 @@ def _main_kind(signature: ModelSignature) -> list[Kind]:
         # Other inputs that a request must have, and texts, belong to other tasks: zero-shot classification, fill-mask.
         required = {name for name, spec in signature.inputs.items() if not spec.optional}
         return [Kind.CLASSIFIER] if required <= {PROMPT} and TEXT not in signature.outputs else []
+    if transcribes(signature):
+        return [Kind.TRANSCRIBER]
     return [Kind.GENERATOR] if generates(signature) or chats(signature) else []
 
 
@@ -76,7 +79,7 @@ def _is_score(signature: ModelSignature) -> bool:
 TEI_ROUTES: Final = {
     Kind.DENSE: "/embed", Kind.SPARSE: "/embed_sparse", Kind.MULTI_VECTOR: "/embed_all", Kind.RANKER: "/rerank",
     Kind.CLASSIFIER: "/predict", Kind.TOKEN_VECTORS: "/embed_all", Kind.TOKENIZER: "/tokenize",
-    Kind.GENERATOR: "/v1/chat/completions",
+    Kind.GENERATOR: "/v1/chat/completions", Kind.TRANSCRIBER: "/v1/audio/transcriptions",
 }  # fmt: skip
 ROUTES: Final = {
     **TEI_ROUTES, Kind.DENSE: "/v1/embeddings", Kind.MULTI_VECTOR: "/pooling", Kind.CLASSIFIER: "/classify",

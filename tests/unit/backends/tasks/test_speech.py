@@ -127,6 +127,34 @@ def test_language_and_task_are_those_of_the_request(whisper: Task, whisper_pipel
         assert texts(whisper, ask({"samples": SHORT[None]}, **chosen)) == [[wanted]]
 
 
+def test_each_recording_of_a_batch_has_its_language_and_duration(whisper: Task, whisper_pipeline: Any) -> None:
+    chosen = [ask({"samples": SHORT[None]}, return_language=True, language="de"), ask({"samples": OTHER[None]})]
+    chosen += [ask({"samples": samples[None]}, return_language=True) for samples in (OTHER, LONG)]
+    results = whisper.execute([whisper.prepare(request) for request in chosen], ExecutionWork())
+    outputs = [result.outputs for result in results if isinstance(result, Result)]
+    detected = [
+        whisper_pipeline(raw(samples), return_timestamps=True, return_language=True)["chunks"][0]["language"]
+        for samples in (OTHER, LONG)
+    ]
+    assert [output["language"].elements for output in outputs] == [["german"], [""], *([name] for name in detected)]  # type: ignore[union-attr]
+    assert [output["duration"].item() for output in outputs] == pytest.approx([1.2, 1.7, 1.7, 5.3])  # type: ignore[union-attr]
+
+
+def test_language_of_the_response_leaves_the_times_of_words(whisper: Task) -> None:
+    plain, named = (
+        texts(whisper, ask({"samples": SHORT[None]}, return_timestamps="word", **chosen), output="chunks")
+        for chosen in ({}, {"return_language": True})
+    )
+    assert plain == named != [["[]"]]
+
+
+def test_end_of_a_long_prompt_is_used(whisper: Task, whisper_pipeline: Any) -> None:
+    ids = whisper_pipeline.tokenizer.get_prompt_ids("the library " * 30, return_tensors="pt")
+    wanted = whisper_pipeline(raw(SHORT), generate_kwargs={"prompt_ids": torch.cat([ids[:1], ids[1:][-19:]])})["text"]
+    assert len(ids) > 40
+    assert texts(whisper, ask({"samples": SHORT[None]}, prompt="the library " * 30)) == [[wanted]]
+
+
 def test_unknown_language_fails_its_request_only(whisper: Task) -> None:
     failed, answered = answers(
         whisper, ask({"samples": SHORT[None]}, language="klingon"), ask({"samples": SHORT[None]})
@@ -191,8 +219,10 @@ def test_what_cannot_be_heard_is_refused(
 
 
 def test_models_without_languages_refuse_one(ctc: Task) -> None:
-    with pytest.raises(ConchError, match="input 'language' is not supported by this model"):
-        ctc.prepare(ask({"samples": SHORT[None]}, language="de"))
+    for name in ("language", "prompt"):
+        with pytest.raises(ConchError, match=f"input '{name}' is not supported by this model"):
+            ctc.prepare(ask({"samples": SHORT[None]}, **{name: "de"}))
+    assert texts(ctc, ask({"samples": SHORT[None]}, return_language=True), output="language") == [[""]]
 
 
 def test_recording_beyond_the_limit_is_refused(ctc_folder: Path) -> None:
