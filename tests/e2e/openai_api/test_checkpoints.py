@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import openai
 import pytest
 from transformers import GenerationConfig, LlamaConfig
 
@@ -18,6 +20,7 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if tools %}{{ tools | length }} [TOOL_CALLS]{% endif %}<assistant>"
 )
+IGNORE_EOS = {"ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "How can you be"}]
 
 
@@ -69,6 +72,29 @@ def test_usage_and_tokens_of_a_chat(server: ConchServer) -> None:
     assert reply["id"] == "chatcmpl-mine"
     assert len(reply["choices"][0]["token_ids"]) == reply["usage"]["completion_tokens"] == 3
     assert 0 < reply["usage"]["prompt_tokens_details"]["cached_tokens"] < reply["usage"]["prompt_tokens"]
+
+
+def test_prompts_may_be_token_ids(server: ConchServer) -> None:
+    texts = ["How can you be", "The sea is"]
+    ids = [train_tokenizer(every_byte=True)(text)["input_ids"] for text in texts]
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0) as client:
+        asked = partial(client.completions.create, model="llama", max_tokens=8, temperature=0, extra_body=IGNORE_EOS)
+        expected = asked(prompt=texts)
+        several, echoed = asked(prompt=ids), asked(prompt=ids[0], echo=True)
+        assert [choice.text for choice in several.choices] == [choice.text for choice in expected.choices]
+        assert several.usage.prompt_tokens == expected.usage.prompt_tokens
+        assert asked(prompt=ids[0]).choices[0].text == expected.choices[0].text
+        assert echoed.choices[0].text == texts[0] + expected.choices[0].text
+        with pytest.raises(openai.BadRequestError, match="vocabulary") as caught:
+            asked(prompt=[[1], [1_000_000]])
+        assert caught.value.param == "prompt"
+
+
+def test_engine_without_log_probabilities_of_prompts_refuses_echo_with_logprobs(server: ConchServer) -> None:
+    body = {"model": "llama", "prompt": "How", "echo": True, "logprobs": 1}
+    _, _, reply = post(server, "/v1/completions", body)
+    assert reply["error"]["param"] == "echo"
+    assert "log-probabilities of the prompt" in reply["error"]["message"]
 
 
 def test_prompt_over_the_context_has_its_code(server: ConchServer) -> None:

@@ -223,6 +223,7 @@ class TextResponseBuilder(ResponseBuilder):
             outputs["logprobs"] = _strings([json.dumps(sample.logprobs or None) for sample in samples])
         if self._prompt_logprobs:
             outputs["prompt_logprobs"] = _strings([self._prompt_logprobs])
+            outputs["prompt_tokens"] = _strings([self._tokenizer.piece(token) for token in self.prompts[0][0]])
             self._prompt_logprobs = ""
         if "num_input_tokens" in options.outputs:
             outputs["num_input_tokens"] = np.array([len(self.prompts[0][0])], np.uint32)
@@ -312,6 +313,7 @@ OUTPUTS: Final = (
     TensorSpec("cumulative_logprob", "FP32", (-1,)),
     TensorSpec("logprobs", "BYTES", (-1,)),
     TensorSpec("prompt_logprobs", "BYTES", (1,)),
+    TensorSpec("prompt_tokens", "BYTES", (-1,)),
     TensorSpec("num_input_tokens", "UINT32", (1,)),
     TensorSpec("num_output_tokens", "UINT32", (-1,)),
     TensorSpec("num_cached_tokens", "UINT32", (1,)),
@@ -345,8 +347,8 @@ class TextInterface:
         """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
         if TOKENS.name in request.outputs:
             return ImmediateResponse(self._tokens(request))
-        for name in {TOKEN_IDS.name} & request.inputs.keys() | {ADD_SPECIAL_TOKENS} & request.parameters.keys():
-            raise invalid(f"'{name}' applies only to the output '{TOKENS.name}'", name)
+        if ADD_SPECIAL_TOKENS in request.parameters:
+            raise invalid(f"'{ADD_SPECIAL_TOKENS}' applies only to the output '{TOKENS.name}'", ADD_SPECIAL_TOKENS)
         overrides = _overrides(request)
         stream = bool(request.option("stream", False))
         if stream and not self.decoupled:
@@ -360,7 +362,8 @@ class TextInterface:
         exclude = request.option("exclude_input_in_output", stream or chat)
         if stream and not exclude:
             raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
-        prompt, sampling = self._sampling(overrides, prompt, chat, request.option(DEFAULT_TEMPERATURE))
+        source = TOKEN_IDS.name if TOKEN_IDS.name in request.inputs else "messages" if chat else "text_input"
+        prompt, sampling = self._sampling(overrides, prompt, source, request.option(DEFAULT_TEMPERATURE))
         marks = bool(request.option(INCLUDE_MARKS, False))
         options = TextOutputOptions(
             stream=stream,
@@ -401,6 +404,14 @@ class TextInterface:
 
     def _prompt(self, request: Request, *, optional_tools: bool) -> tuple[str, list[int]]:
         """Return the prompt as text and as token ids. Raises INVALID_ARG if it is missing or empty."""
+        if TOKEN_IDS.name in request.inputs:
+            ids = request.array(TOKEN_IDS.name).reshape(-1).tolist()
+            if "messages" in request.inputs:
+                raise invalid(f"either '{TOKEN_IDS.name}' or 'messages' must be given, not both", TOKEN_IDS.name)
+            if not ids:
+                raise invalid(f"'{TOKEN_IDS.name}' is empty: there is nothing to continue", TOKEN_IDS.name)
+            self.limits.check_token_ids(f"input '{TOKEN_IDS.name}'", ids, TOKEN_IDS.name)
+            return self.tokenizer.decode(ids), ids
         text, chat = self._text(request, optional_tools=optional_tools)
         prompt = self.tokenizer.encode(text, special_tokens=not chat)
         if not prompt and chat:
@@ -439,11 +450,11 @@ class TextInterface:
         return conversation, True
 
     def _sampling(
-        self, overrides: SamplingOverrides, prompt: list[int], chat: bool, temperature: float | None
+        self, overrides: SamplingOverrides, prompt: list[int], source: str, temperature: float | None
     ) -> tuple[list[int], SamplingParams]:
         """Return the prompt, truncated if allowed, and its sampling parameters.
 
-        ``temperature`` is the default that comes with the request. Raises as :meth:`Limits.check` does.
+        ``source`` is the input with the prompt, ``temperature`` the default that comes with the request. Raises as :meth:`Limits.check` does.
         """
         if (last := overrides.get("truncate_prompt_tokens")) is not None:
             prompt = prompt[-last:]
@@ -451,10 +462,10 @@ class TextInterface:
             max_tokens = overrides.get("max_tokens") or min(self.defaults.max_tokens, self.limits.remaining(0) // 2)
             prompt = prompt[-max(self.limits.remaining(max_tokens), 1) :]
         sampling = self.defaults.sampling(
-            overrides, self.limits.remaining(len(prompt)), chat=chat, temperature=temperature
+            overrides, self.limits.remaining(len(prompt)), chat=source == "messages", temperature=temperature
         )
         sampling.bad_words_token_ids = self._token_ids_of_words(sampling.bad_words)
-        self.limits.check(prompt, sampling, "messages" if chat else "text_input")
+        self.limits.check(prompt, sampling, source)
         return prompt, sampling
 
     def _token_ids_of_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

@@ -9,9 +9,10 @@ from conch.core.inference import ModelSignature
 from conch.core.sampling.parameters import MAX_LOGPROBS, MAX_SAMPLES
 from conch.core.tensors import WireTensor
 from conch.wire.openai.inputs import generation_inputs
-from conch.wire.openai.models import PROMPT
+from conch.core.sampling.values import INT32
+from conch.wire.openai.models import PROMPT, TOKEN_IDS
 from conch.wire.openai.reading import ApiError, Fields, wrong
-from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan, Token, completion_logprobs
+from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan, Token, completion_logprobs, prompt_tokens
 from conch.wire.openai.sampling import IGNORED, Decoding, read_marks, read_sampling, read_stream
 
 #: Maximum number of prompts in a request; each becomes a request to the model.
@@ -22,11 +23,13 @@ MAX_PROMPTS: Final = 2048
 class CompletionPlan(ResponsePlan):
     """The plan of a completion; ``echoes`` has the text before the choices of each prompt: the prompt or nothing.
 
-    ``scored``: choices have the log-probabilities of the prompt, as in vLLM.
+    ``scored``: choices have the log-probabilities of the prompt, as in vLLM. ``echoes_tokens``: their log-probabilities
+    begin with those of the prompt.
     """
 
     echoes: list[str]
     scored: bool = False
+    echoes_tokens: bool = False
 
     def answer(self, model: str) -> CompletionResponse:
         return CompletionResponse(self, model)
@@ -34,22 +37,26 @@ class CompletionPlan(ResponsePlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(Decoding):
-    """A checked completion request; every prompt gets ``n`` choices."""
+    """A checked completion request; every prompt, a text or token ids, gets ``n`` choices."""
 
-    prompts: list[str]
+    prompts: list[str | list[int]]
     echo: bool
     prompt_logprobs: int | None
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
-        """Return the inputs of the requests to the model, one per prompt."""
+        """Return the inputs of the requests to the model, one per prompt. Raises ApiError."""
+        if self.plan.echoes_tokens and "prompt_tokens" not in signature.outputs:
+            raise ApiError(f"model '{signature.name}' does not support 'echo' with 'logprobs'", "echo")
         return [
             generation_inputs(
                 signature,
-                {PROMPT: prompt.encode()},
+                {PROMPT: prompt.encode()} if isinstance(prompt, str) else {},
                 self.sampling,
                 stream=self.stream,
+                tokens=None if isinstance(prompt, str) else prompt,
+                echo=self.echo and not isinstance(prompt, str),
                 logprobs=self.logprobs,
-                prompt_logprobs=self.prompt_logprobs,
+                prompt_logprobs=self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs,
                 token_ids=self.token_ids,
             )
             for prompt in self.prompts
@@ -58,7 +65,8 @@ class CompletionRequest(Decoding):
     @property
     def plan(self) -> CompletionPlan:
         return CompletionPlan(
-            echoes=[prompt if self.echo else "" for prompt in self.prompts],
+            echoes=[prompt if self.echo and isinstance(prompt, str) else "" for prompt in self.prompts],
+            echoes_tokens=self.echo and self.logprobs is not None,
             scored=self.prompt_logprobs is not None,
             **self.common,
         )
@@ -66,7 +74,7 @@ class CompletionRequest(Decoding):
 
 def read_completion(fields: Fields) -> CompletionRequest:
     """Read the members of a completion, except ``model``. Raises ApiError for invalid or unknown ones."""
-    prompts = read_texts(fields, "prompt", MAX_PROMPTS)
+    prompts = read_prompts(fields, "prompt", MAX_PROMPTS)
     stream, include_usage = read_stream(fields)
     sampling, members = read_sampling(fields)
     n = sampling.get("n", 1)
@@ -76,9 +84,11 @@ def read_completion(fields: Fields) -> CompletionRequest:
         raise ApiError(f"'best_of' must be n ({n}): the best of more choices are not selected", "best_of")
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     echo = fields.flag("echo")
-    if echo and logprobs is not None:
-        raise ApiError("'echo' with 'logprobs' is not supported: set 'prompt_logprobs' instead of 'echo'", "echo")
+    if echo and stream and (logprobs is not None or not all(isinstance(prompt, str) for prompt in prompts)):
+        raise ApiError("'echo' in a stream is only supported for texts without 'logprobs'", "echo")
     prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    if echo and None not in (logprobs, prompt_logprobs) and prompt_logprobs != logprobs:
+        raise ApiError("'prompt_logprobs' must be 'logprobs' if 'echo' is true", "prompt_logprobs")
     if stream and prompt_logprobs is not None:
         raise ApiError("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if fields.take("suffix") not in (None, ""):
@@ -89,7 +99,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
     return CompletionRequest(
         prompts=prompts,
         sampling=sampling,
-        members={**members, PROMPT: "prompt"},
+        members={**members, PROMPT: "prompt", TOKEN_IDS: "prompt", **({"prompt_logprobs": "echo"} if echo else {})},
         logprobs=logprobs,
         echo=echo,
         prompt_logprobs=prompt_logprobs,
@@ -99,26 +109,26 @@ def read_completion(fields: Fields) -> CompletionRequest:
     )
 
 
-def read_texts(fields: Fields, member: str, limit: int) -> list[str]:
-    """Read one text, or a list of at most ``limit``. Raises ApiError, also for token IDs, which are not supported."""
+def read_prompts(fields: Fields, member: str, limit: int) -> list[str | list[int]]:
+    """Read one prompt or a list of at most ``limit``, each a text or a list of token ids. Raises ApiError."""
     value = fields.take(member)
-    texts = [value] if type(value) is str else value
-    if texts is None:
+    if value is None:
         raise fields.missing(member)
-    if texts == []:
+    if value == []:
         raise ApiError(f"{member} must be non-empty", member)
-    if type(texts) is not list:
-        raise wrong(member, value, "a string or an array of strings")
-    if len(texts) > limit:
-        raise ApiError(f"'{member}' has {len(texts)} elements; at most {limit} are allowed", member)
-    for index, text in enumerate(texts):
-        if type(text) is not str:
-            if type(text) in (int, list):
-                raise ApiError(f"'{member}' must be text: models here do not take token ids", member)
-            raise wrong(f"{member}[{index}]", text, "a string")
-        if not text:
-            raise ApiError(f"{member} must be non-empty", member if len(texts) == 1 else f"{member}[{index}]")
-    return texts
+    several = type(value) is list and type(value[0]) is not int
+    prompts = value if several else [value]
+    if len(prompts) > limit:
+        raise ApiError(f"'{member}' has {len(prompts)} elements; at most {limit} are allowed", member)
+    for index, prompt in enumerate(prompts):
+        path = f"{member}[{index}]" if len(prompts) > 1 else member
+        if not isinstance(prompt, str | list):
+            raise wrong(path, prompt, "a string or an array of strings or of token ids")
+        if not prompt:
+            raise ApiError(f"{member} must be non-empty", path)
+        if type(prompt) is list and any(type(token) is not int or not 0 <= token <= INT32 for token in prompt):
+            raise wrong(path, prompt, "an array of token ids")
+    return prompts
 
 
 class CompletionResponse(OpenAiResponse):
@@ -135,6 +145,7 @@ class CompletionResponse(OpenAiResponse):
         # The prompt of each choice until it has been sent, if the client requests ``echo``.
         self._echoes = [text for text in plan.echoes for _ in range(plan.choices)]
         self._offsets = [0] * count
+        self._echoes_tokens = plan.echoes_tokens
         self._texts: list[list[str]] = [[] for _ in range(count)]
         self._tokens: list[list[Token]] = [[] for _ in range(count)]
         self._ids: list[list[int]] = [[] for _ in range(count)]
@@ -150,6 +161,8 @@ class CompletionResponse(OpenAiResponse):
 
     def _keep(self, index: int, piece: ChoiceDelta, end: str) -> None:
         self._texts[index].append(self._text(index, piece))
+        if self._echoes_tokens and piece.prompt_logprobs:
+            self._tokens[index] += prompt_tokens(piece.prompt_logprobs, piece.prompt_tokens, self._top or 0)
         self._tokens[index] += piece.logprobs or ()
         self._ids[index] += piece.token_ids or ()
         self._prompts[index] = piece.prompt_logprobs or self._prompts[index]

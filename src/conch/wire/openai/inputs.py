@@ -19,6 +19,7 @@ from conch.core.sampling.structures import GUIDE_TYPES
 from conch.core.sampling.values import Integer
 from conch.core.tensors import WireTensor
 from conch.wire.json.tensor import from_json
+from conch.wire.openai.models import TOKEN_IDS
 from conch.wire.openai.reading import ApiError
 from conch.wire.output.formats import INCLUDE_MARKS
 
@@ -48,10 +49,12 @@ RETURN_TOKEN_IDS: Final = "return_token_ids"
 
 def generation_inputs(
     signature: ModelSignature,
-    texts: dict[str, bytes],
+    texts: Mapping[str, bytes],
     sampling: dict[str, Any],
     *,
     stream: bool,
+    tokens: list[int] | None = None,
+    echo: bool = False,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
     marks: bool = False,
@@ -60,6 +63,7 @@ def generation_inputs(
 ) -> dict[str, WireTensor]:
     """Return all inputs of a request: the ``texts`` by input name, and those for the client's parameters.
 
+    ``tokens``: a prompt as token ids. ``echo``: the text of the response begins with the prompt.
     ``marks``: the marks of the output format stay in the text, if the model has an input for it.
     ``tokenize_only``: a model with this input only counts the tokens of the prompt.
 
@@ -82,7 +86,7 @@ def generation_inputs(
     else:
         _separately(signature, sampling, values)
     streaming = stream and signature.decoupled
-    flags = {"stream": streaming, "streaming": streaming, "exclude_input_in_output": True, INCLUDE_MARKS: marks}
+    flags = {"stream": streaming, "streaming": streaming, "exclude_input_in_output": not echo, INCLUDE_MARKS: marks}
     for name, value in flags.items():
         if name in declared:
             values[name] = [value]
@@ -90,6 +94,10 @@ def generation_inputs(
         if RETURN_TOKEN_IDS not in declared:
             raise _cannot(signature, RETURN_TOKEN_IDS)
         values[RETURN_TOKEN_IDS] = [True]
+    if tokens is not None:
+        if TOKEN_IDS not in declared:
+            raise ApiError(f"model '{signature.name}' takes texts, not token ids", "prompt")
+        values[TOKEN_IDS] = tokens
     for name in _DETAILS:
         if name in declared:
             values[name] = [True]

@@ -11,6 +11,8 @@ from conch.wire.openai.reading import ApiError
 
 PROMPT: Final = "text_input"
 MESSAGES: Final = "messages"
+#: The input for a prompt as token ids.
+TOKEN_IDS: Final = "token_ids"
 TEXT: Final = "text_output"
 AUDIO: Final = "audio"
 #: The output with the parts of a transcription and their times, as JSON.

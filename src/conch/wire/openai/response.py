@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import time
 from typing import Any, ClassVar, Final
 from uuid import uuid4
@@ -52,12 +52,20 @@ def completion_logprobs(tokens: list[Token], offset: int, top: int) -> tuple[dic
     return logprobs, offset
 
 
-def _likeliest(token: Token) -> dict[str, float]:
-    """Return the likeliest tokens, including the chosen one."""
-    return {**dict(reversed(token.top)), token.text: token.logprob}
+def prompt_tokens(positions: list[Any], texts: list[str], top: int) -> list[Token]:
+    """Return the tokens of a prompt with their log-probabilities; the first has none, because it follows nothing."""
+    return [
+        Token(text, None, []) if position is None else _token(position, top)
+        for position, text in zip(positions, texts, strict=True)
+    ]
 
 
-def _entry(text: str, logprob: float) -> dict[str, Any]:
+def _likeliest(token: Token) -> dict[str, float] | None:
+    """Return the likeliest tokens, including the chosen one; None for a token without a log-probability."""
+    return None if token.logprob is None else {**dict(reversed(token.top)), token.text: token.logprob}
+
+
+def _entry(text: str, logprob: float | None) -> dict[str, Any]:
     data = text.encode()
     if text.startswith(_BYTES):
         data = bytes.fromhex(text.removeprefix("bytes:").replace("\\x", ""))
@@ -76,10 +84,10 @@ _UNFINISHED: Final = frozenset({"", "none", "null"})
 
 @dataclass(slots=True)
 class Token:
-    """A chosen token, and the likeliest tokens at its position, best first."""
+    """A token, and the likeliest tokens at its position, best first; the first of a prompt has no ``logprob``."""
 
     text: str
-    logprob: float
+    logprob: float | None
     top: list[tuple[str, float]]
 
 
@@ -93,6 +101,8 @@ class ChoiceDelta:
     stop: str = ""
     logprobs: list[Token] | None = None
     prompt_logprobs: list[Any] | None = None
+    #: The texts of the tokens of the prompt.
+    prompt_tokens: list[str] = field(default_factory=list)
     tokens: int | None = None
     token_ids: list[int] | None = None
 
@@ -118,6 +128,7 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
     result = ModelResponse([])
     pieces = result.pieces
     prompt_logprobs = None
+    texts: list[str] = []
     ids: list[int] | None = None
     for tensor in response.outputs:
         match tensor.name:
@@ -136,6 +147,8 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
                     piece.logprobs = _tokens(text, top)
             case "prompt_logprobs":
                 prompt_logprobs = [_finite(entry) for entry in _listed(split_bytes(tensor.data)[0]) or ()]
+            case "prompt_tokens":
+                texts = [text.decode("utf-8", "replace") for text in split_bytes(tensor.data)]
             case "token_ids":
                 ids = to_json(tensor)
             case "num_input_tokens":
@@ -147,7 +160,7 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
                     piece.tokens = count
     start = 0
     for piece in pieces:
-        piece.prompt_logprobs = prompt_logprobs
+        piece.prompt_logprobs, piece.prompt_tokens = prompt_logprobs, texts
         if ids is not None:  # those of all choices in order
             end = start + piece.tokens if piece.tokens is not None else len(ids)
             piece.token_ids, start = ids[start:end], end

@@ -101,9 +101,32 @@ def test_tokens_of_prompts_need_no_engine(worker: Worker) -> None:
     assert not worker.engine.running
 
 
+def _ids(*ids: int) -> WireTensor:
+    return WireTensor("token_ids", "INT32", (len(ids),), np.array(ids, np.int32).tobytes())
+
+
+def test_prompt_may_be_token_ids(worker: Worker) -> None:
+    inputs = {"token_ids": _ids(*b"abc"), "max_tokens": _tensor("max_tokens", 3)}
+    serial = worker.submit(Request(inputs, _NAMES, batched=False))
+    assert worker.run().text(serial) == "abcdef"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"token_ids": _ids()}, "'token_ids' is empty"),
+        ({"token_ids": _ids(3, 1_000_000)}, "input 'token_ids' has token id 1000000"),
+        ({"token_ids": _ids(3, -1)}, "input 'token_ids' has token id -1"),
+        ({"token_ids": _ids(3), "messages": _tensor("messages", "[]")}, "not both"),
+    ],
+)
+def test_token_ids_that_are_no_prompt_are_refused(worker: Worker, inputs: dict[str, WireTensor], message: str) -> None:
+    with pytest.raises(ConchError, match=message) as caught:
+        worker.submit(Request(inputs, _NAMES, batched=False))
+    assert caught.value.param == "token_ids"
+
+
 def test_options_of_tokens_alone_are_refused_for_generation(worker: Worker) -> None:
-    with pytest.raises(ConchError, match="'token_ids' applies only to the output 'tokens'"):
-        worker.ask("a", token_ids=5)
     with pytest.raises(ConchError, match="'add_special_tokens' applies only"):
         worker.submit(
             Request({"text_input": _tensor("text_input", "a")}, _NAMES, parameters={"add_special_tokens": False})
@@ -157,6 +180,7 @@ def test_log_probabilities_of_the_prompt_are_sent_once(worker: Worker) -> None:
     worker.ask("abc", max_tokens=2, stream=True, exclude_input_in_output=True, sampling_parameters=sampling)
     first, *others = [answer["outputs"] for answer in worker.run().answers[1]]
     [text] = first["prompt_logprobs"]
+    assert first["prompt_tokens"] == ["a", "b", "c"]
     assert json.loads(text) == [
         None,
         *(

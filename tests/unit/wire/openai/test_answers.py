@@ -75,6 +75,26 @@ def test_choices_have_the_log_probabilities_of_the_prompt_if_requested() -> None
     assert not any("prompt_logprobs" in choice for choice in completed(outputs))
 
 
+def test_echo_has_the_log_probabilities_of_the_prompt() -> None:
+    described = {"logprob": -0.5, "rank": 2, "decoded_token": "bc"}, {"logprob": -0.1, "rank": 1, "decoded_token": "d"}
+    prompt = [None, {"5": described[0], "6": described[1]}]
+    outputs = [
+        texts("prompt_tokens", b"a", b"bc"),
+        texts("prompt_logprobs", json.dumps(prompt).encode()),
+        texts("logprobs", json.dumps([{"6": described[1]}]).encode()),
+        texts("text_output", b"d"),
+    ]
+    choice, _ = completed(outputs, prompt=["abc", [7, 5]], echo=True, logprobs=1)
+    assert choice["text"] == "abcd"
+    assert choice["logprobs"] == {
+        "tokens": ["a", "bc", "d"],
+        "token_logprobs": [None, -0.5, -0.1],
+        "top_logprobs": [None, {"d": -0.1, "bc": -0.5}, {"d": -0.1}],
+        "text_offset": [0, 1, 3],
+    }
+    assert completed(outputs[2:], echo=True, logprobs=None)[0]["logprobs"] is None
+
+
 @pytest.mark.parametrize("text", [b"{", b'[{"1": 2}]', b"[[1]]", b"7", b'[{"1": {}}]'])
 def test_response_without_sense_is_the_models_failure(text: bytes) -> None:
     with pytest.raises(ConchError) as caught:
