@@ -106,6 +106,16 @@ def test_stream_ends_with_the_usage_where_it_is_wanted(client: Any) -> None:
     assert all(chunk.usage is None for chunk in chunks)
 
 
+def test_every_chunk_has_the_usage_so_far_where_it_is_wanted(client: Any) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = client.chat.completions.create(**say("one two"), stream=True, stream_options=options)
+    assert [chunk.usage.completion_tokens for chunk in asked] == [1, 1, 2, 2, 2]
+    asked = client.completions.create(model="talker", prompt="a b c", stream=True, stream_options=options)
+    assert [(chunk.usage.prompt_tokens, chunk.usage.total_tokens) for chunk in asked] == [
+        (3, 4), (3, 5), (3, 6), (3, 6), (3, 6),
+    ]  # fmt: skip
+
+
 def test_choices_and_log_probabilities_in_pieces(client: Any) -> None:
     chunks = list(client.chat.completions.create(**say("one two"), stream=True, n=2, logprobs=True, top_logprobs=1))
     texts, tokens, ends = ["", ""], [[], []], ["", ""]

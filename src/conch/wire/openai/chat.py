@@ -186,7 +186,7 @@ def read_chat(fields: Fields) -> ChatRequest:
     """Read the members of a chat, except ``model``. Raises ApiError for invalid or unknown ones."""
     messages = read_messages(fields)
     tools = read_tools(fields)
-    stream, include_usage = read_stream(fields)
+    streaming = read_stream(fields)
     sampling, members = read_sampling(fields)
     if tools.schema is not None:
         if "structured_outputs" in sampling:
@@ -210,8 +210,7 @@ def read_chat(fields: Fields) -> ChatRequest:
         logprobs=logprobs,
         template=orjson.dumps(template) if template else None,
         effort_only=effort_only,
-        stream=stream,
-        include_usage=include_usage,
+        **streaming,
         **marks,
     )
 

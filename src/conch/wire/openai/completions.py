@@ -12,7 +12,14 @@ from conch.wire.openai.inputs import generation_inputs
 from conch.core.sampling.values import INT32
 from conch.wire.openai.models import PROMPT, TOKEN_IDS
 from conch.wire.openai.reading import ApiError, Fields, wrong
-from conch.wire.openai.response import ChoiceDelta, OpenAiResponse, ResponsePlan, Token, completion_logprobs, prompt_tokens
+from conch.wire.openai.response import (
+    ChoiceDelta,
+    OpenAiResponse,
+    ResponsePlan,
+    Token,
+    completion_logprobs,
+    prompt_tokens,
+)
 from conch.wire.openai.sampling import IGNORED, Decoding, read_marks, read_sampling, read_stream
 
 #: Maximum number of prompts in a request; each becomes a request to the model.
@@ -75,7 +82,8 @@ class CompletionRequest(Decoding):
 def read_completion(fields: Fields) -> CompletionRequest:
     """Read the members of a completion, except ``model``. Raises ApiError for invalid or unknown ones."""
     prompts = read_prompts(fields, "prompt", MAX_PROMPTS)
-    stream, include_usage = read_stream(fields)
+    streaming = read_stream(fields)
+    stream = streaming["stream"]
     sampling, members = read_sampling(fields)
     n = sampling.get("n", 1)
     if len(prompts) * n > MAX_PROMPTS:
@@ -103,8 +111,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
         logprobs=logprobs,
         echo=echo,
         prompt_logprobs=prompt_logprobs,
-        stream=stream,
-        include_usage=include_usage,
+        **streaming,
         **marks,
     )
 

@@ -260,7 +260,8 @@ class ResponsePlan(ABC):
     alternatives to each token (None: no log-probabilities). ``members`` are the request's names of parameters, where
     they differ from those of the model. ``adapter`` is the id of the LoRA adapter that the request names as its model.
     ``output_format`` is the one of the model's signature. ``token_ids``: the choices have the ids of their tokens.
-    ``request_id`` is the client's identifier of the request.
+    ``request_id`` is the client's identifier of the request. A stream ends with the usage if ``include_usage``; with
+    ``continuous_usage``, every chunk has the usage so far.
     """
 
     choices: int
@@ -268,6 +269,7 @@ class ResponsePlan(ABC):
     logprobs: int | None
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     members: dict[str, str]
     adapter: str
     output_format: str = ""
@@ -337,6 +339,7 @@ class OpenAiResponse(GenerationResponse):
         self._head = {"id": self.id, "object": self.kind, "created": int(time()), "model": model}
         self._chunk_head = {**self._head, "object": self.chunk_kind, "system_fingerprint": None}
         self._include_usage = plan.include_usage
+        self._continuous_usage = plan.continuous_usage
 
     def events(self, index: int, piece: ChoiceDelta, *, last: bool) -> bytes:
         chunks = self._chunks(index, piece, self._end(index, piece, last))
@@ -375,5 +378,5 @@ class OpenAiResponse(GenerationResponse):
     def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
         chunk = {**self._chunk_head, "choices": choices}
         if self._include_usage:
-            chunk["usage"] = None
+            chunk["usage"] = self.usage.object() if self._continuous_usage else None
         return orjson.dumps(chunk)

@@ -21,6 +21,7 @@ class Decoding:
 
     ``sampling`` has the parameters of the request, ``logprobs`` the number of alternatives to each token (None: no
     log-probabilities). ``members`` are the request's names of parameters, where they differ from those of the model.
+    A stream ends with the usage if ``include_usage``; with ``continuous_usage``, every chunk has the usage so far.
     ``token_ids``: the choices have the ids of their tokens. ``request_id`` is the client's identifier of the request,
     ``adapter`` the id of the LoRA adapter that the request names as its model.
     """
@@ -30,6 +31,7 @@ class Decoding:
     logprobs: int | None
     stream: bool
     include_usage: bool
+    continuous_usage: bool = False
     token_ids: bool = False
     request_id: str = ""
     adapter: str = ""
@@ -58,6 +60,7 @@ class Decoding:
             "logprobs": self.logprobs,
             "stream": self.stream,
             "include_usage": self.include_usage,
+            "continuous_usage": self.continuous_usage,
             "token_ids": self.token_ids,
             "request_id": self.request_id,
             "members": self.members,
@@ -117,18 +120,19 @@ def read_marks(fields: Fields) -> dict[str, Any]:
     return {"request_id": request_id, "token_ids": fields.flag("return_token_ids")}
 
 
-def read_stream(fields: Fields) -> tuple[bool, bool]:
-    """Whether to stream the response, and whether the stream ends with the usage."""
+def read_stream(fields: Fields) -> dict[str, bool]:
+    """Return the members of :class:`Decoding` about the stream."""
     stream = fields.flag("stream")
     options = fields.object("stream_options")
     if options is None:
-        return stream, False
+        return {"stream": stream, "include_usage": False}
     if not stream:
         raise ApiError("`stream_options` can only be used when `stream` is True", "stream_options")
     include_usage = options.flag("include_usage")
+    continuous = options.flag("continuous_usage_stats")
     options.ignore("include_obfuscation")
     options.finish()
-    return stream, include_usage
+    return {"stream": stream, "include_usage": include_usage, "continuous_usage": include_usage and continuous}
 
 
 def _max_tokens(fields: Fields, members: dict[str, str]) -> int | None:
