@@ -454,7 +454,8 @@ class TextInterface:
     ) -> tuple[list[int], SamplingParams]:
         """Return the prompt, truncated if allowed, and its sampling parameters.
 
-        ``source`` is the input with the prompt, ``temperature`` the default that comes with the request. Raises as :meth:`Limits.check` does.
+        ``source`` is the input with the prompt, ``temperature`` the default that comes with the request. Raises as
+        :meth:`Limits.check` does.
         """
         if (last := overrides.get("truncate_prompt_tokens")) is not None:
             prompt = prompt[-last:]

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from conch.core.inference import ModelSignature
 from conch.core.sampling.parameters import MAX_LOGPROBS, MAX_SAMPLES
+from conch.core.sampling.values import INT32
 from conch.core.tensors import WireTensor
 from conch.wire.openai.inputs import generation_inputs
-from conch.core.sampling.values import INT32
 from conch.wire.openai.models import PROMPT, TOKEN_IDS
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.response import (
