@@ -120,7 +120,7 @@ def read_marks(fields: Fields) -> dict[str, Any]:
     return {"request_id": request_id, "token_ids": fields.flag("return_token_ids")}
 
 
-def read_stream(fields: Fields) -> dict[str, bool]:
+def read_stream(fields: Fields) -> dict[str, Any]:
     """Return the members of :class:`Decoding` about the stream."""
     stream = fields.flag("stream")
     options = fields.object("stream_options")
