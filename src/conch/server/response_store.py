@@ -5,7 +5,7 @@ Runs on the event loop. An entry is the response with its input, and expires aft
 
 from __future__ import annotations
 
-from asyncio import ensure_future
+from asyncio import Event, ensure_future
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -25,8 +25,8 @@ class ResponseStore(Protocol):
     def find(self, id: str) -> bytes | Awaitable[bytes | None] | None:
         """Return an entry, None if there is none, or an awaitable of either."""
 
-    def put(self, id: str, entry: bytes) -> None:
-        """Store an entry."""
+    def put(self, id: str, entry: bytes) -> bool:
+        """Store an entry, in the background if it is not in memory; return False if it is too large to be stored."""
 
     def remove(self, id: str) -> Awaitable[None] | None:
         """Remove an entry if there is one; the caller awaits the result if it is not None."""
@@ -47,12 +47,14 @@ class LocalResponseStore:
         entry = self._entries.get(id)
         return None if entry is None else entry[1]
 
-    def put(self, id: str, entry: bytes) -> None:
+    def put(self, id: str, entry: bytes) -> bool:
         size = len(entry) + _ENTRY_BYTES
-        if size <= self._size:
-            self._make_room(size)
-            self._entries[id] = self._now() + self._seconds, entry
-            self.used += size
+        if size > self._size:
+            return False
+        self._make_room(size)
+        self._entries[id] = self._now() + self._seconds, entry
+        self.used += size
+        return True
 
     def remove(self, id: str) -> None:
         _, entry = self._entries.pop(id, (0.0, None))
@@ -70,27 +72,36 @@ class LocalResponseStore:
 
 
 class RedisResponseStore:
-    """Entries in the Redis of the response cache, for ``seconds``; all servers that use it share them."""
+    """Entries of at most ``size`` bytes in the Redis of the response cache, for ``seconds``.
 
-    def __init__(self, cache: RedisCache, seconds: int) -> None:
+    All servers that use it share them. Redis limits their memory.
+    """
+
+    def __init__(self, cache: RedisCache, size: int, seconds: int) -> None:
         self._cache = cache
+        self._size = size
         self._seconds = seconds
-        #: Entries that are being written.
-        self._unwritten: dict[str, bytes] = {}
+        #: Entries that are being written, and the ends of the writing.
+        self._unwritten: dict[str, tuple[bytes, Event]] = {}
 
     def find(self, id: str) -> bytes | Awaitable[bytes | None]:
-        return self._unwritten.get(id) or ensure_future(self._cache.read(_key(id)))
+        if id in self._unwritten:
+            return self._unwritten[id][0]
+        return ensure_future(self._cache.read(_key(id)))
 
-    def put(self, id: str, entry: bytes) -> None:
-        self._unwritten[id] = entry
-        self._cache.write(_key(id), lambda: entry, len(entry), self._seconds, partial(self._on_written, id))
+    def put(self, id: str, entry: bytes) -> bool:
+        if len(entry) > self._size:
+            return False
+        self._unwritten[id] = entry, Event()
+        return self._cache.write(_key(id), lambda: entry, len(entry), self._seconds, partial(self._on_written, id))
 
-    def remove(self, id: str) -> Awaitable[None]:
-        self._unwritten.pop(id, None)
-        return ensure_future(self._cache.remove(_key(id)))
+    async def remove(self, id: str) -> None:
+        if id in self._unwritten:
+            await self._unwritten[id][1].wait()
+        await self._cache.remove(_key(id))
 
     def _on_written(self, id: str) -> None:
-        self._unwritten.pop(id, None)
+        self._unwritten.pop(id)[1].set()
 
 
 def _key(id: str) -> bytes:
@@ -101,4 +112,6 @@ def make_store(cache: ResponseCache | None, size: int, seconds: int) -> Response
     """Create the store: in the Redis of the response cache if it is there; None if ``size`` (bytes) is 0."""
     if not size:
         return None
-    return RedisResponseStore(cache, seconds) if isinstance(cache, RedisCache) else LocalResponseStore(size, seconds)
+    if isinstance(cache, RedisCache):
+        return RedisResponseStore(cache, size, seconds)
+    return LocalResponseStore(size, seconds)

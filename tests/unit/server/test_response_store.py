@@ -12,7 +12,7 @@ def test_oldest_responses_go_when_the_memory_is_full() -> None:
         store.put(f"r{number}", bytes(500))
         assert store.used <= 4000
     assert [store.find(f"r{number}") is not None for number in range(5)] == [False, True, True, True, True]
-    store.put("huge", bytes(4000))
+    assert not store.put("huge", bytes(4000))
     assert store.find("huge") is None
     assert store.find("r4") is not None
 

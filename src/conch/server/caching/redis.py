@@ -185,14 +185,18 @@ class RedisCache:
         size: int,
         seconds: int | None = None,
         done: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Store what ``pack`` returns, ``size`` bytes, for ``seconds``, as :meth:`put` does; then call ``done``."""
+    ) -> bool:
+        """Store what ``pack`` returns, ``size`` bytes, for ``seconds``, as :meth:`put` does; then call ``done``.
+
+        Returns whether the writing has begun.
+        """
         attempt = not self._storing.up
         if self._waiting + size <= MOST_BYTES_WAITING and (not attempt or self._storing.should_attempt(self._now())):
             self._waiting += size
             self._begin(self._set(key, pack, size, seconds, attempt)).add_done_callback(lambda task: done())
-        else:
-            done()
+            return True
+        done()
+        return False
 
     async def remove(self, key: bytes) -> None:
         """Remove the data for ``key``, unless Redis is unavailable."""

@@ -14,6 +14,7 @@ from conch.options.triton_values import Setting
 from conch.server.caching.cache import CachedResponse, kept, packed, unpacked
 from conch.server.caching.chosen import make_cache
 from conch.server.caching.redis import RedisCache
+from conch.server.response_store import RedisResponseStore
 from tests.oracle.run import free_ports
 from tests.redis_server import RedisServer
 
@@ -129,6 +130,20 @@ async def test_response_is_kept_for_servers_of_the_same_files(cache: RedisCache)
     assert await other.find(b"key") is None
     scope.forget()
     assert await same.find(b"key") is not None
+
+
+async def test_response_is_removed_while_it_waits_to_be_written(server: RedisServer, port: int) -> None:
+    cache = cache_at(port, pool_size="2")
+    store = RedisResponseStore(cache, 1000, 60)
+    names = [f"response {number}" for number in range(20)]
+    assert all(store.put(name, b"{}") for name in names)
+    await store.remove(names[-2])
+    while isinstance(store.find(names[-1]), bytes):  # is not written yet
+        await asyncio.sleep(0)
+    entries = await asyncio.gather(*[cache.read(f"conch:response:{name}".encode()) for name in names[-3:]])
+    await cache.close()
+    assert entries == [b"{}", None, b"{}"]
+    assert not store.put("large", bytes(1001))
 
 
 async def test_something_else_under_the_key_is_no_response(server: RedisServer, cache: RedisCache) -> None:
