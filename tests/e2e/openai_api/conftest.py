@@ -26,7 +26,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, waiting: Events) -> Iterato
     build(repository, "identity_fp32")
     environment = {"EVENTS": str(waiting.folder)}
     (port,) = free_ports(1)
-    with ConchServer(repository, f"--openai-port={port}", log=folder / "log", env=environment) as server:
+    flags = [f"--openai-port={port}", "--response-store-bytes=1000000"]
+    with ConchServer(repository, *flags, log=folder / "log", env=environment) as server:
         server.openai = f"127.0.0.1:{port}"  # type: ignore[attr-defined]
         yield server
 

@@ -141,7 +141,8 @@ def test_response_continues_another_one(client: Any) -> None:
 
 
 def test_stored_response_is_returned_and_removed(client: Any) -> None:
-    first = respond(client, input="one")
+    first = client.responses.create(model="talker", input="one")
+    assert first.store is True
     final = stream(client, input="two", previous_response_id=first.id)[-1].response
     assert Response.model_validate(client.responses.retrieve(final.id).to_dict()) == final
     items = client.responses.input_items.list(final.id)
@@ -162,8 +163,22 @@ def _ids(items: Any) -> dict[str, Any]:
     return {"first_id": items.first_id, "last_id": items.last_id, "has_more": items.has_more}
 
 
-def test_response_is_not_stored_if_the_client_says_so(client: Any) -> None:
-    response = respond(client, input="one", store=False)
+def test_input_refers_to_items_of_stored_responses(client: Any) -> None:
+    conversation: list[Any] = []
+    for text in ("one", "two"):
+        conversation.append({"role": "user", "content": text})
+        response = respond(client, input=conversation)
+        conversation.append({"type": "item_reference", "id": response.output[0].id})
+    seen = inputs(client, input=[*conversation, {"role": "user", "content": "!inputs"}])
+    assert [(message["role"], message["content"]) for message in json.loads(seen["messages"])] == [
+        ("user", "one"), ("assistant", "one"), ("user", "two"), ("assistant", "two"), ("user", "!inputs"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("members", [{"store": False}, {"input": "word " * 300_000}], ids=["not_wanted", "too_large"])
+def test_response_says_that_it_is_not_stored(client: Any, members: dict[str, Any]) -> None:
+    response = client.responses.create(model="talker", **{"input": "one", "max_output_tokens": 1, **members})
+    assert response.store is False
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(response.id)
 
@@ -248,6 +263,7 @@ def test_failure_of_the_model_is_an_error_or_the_last_event(client: Any) -> None
         ({"include": ["file_search_call.results"]}, "include[0]", "file_search_call.results"),
         ({"input": [{"type": "web_search_call", "id": "a"}]}, "input[0].type", "web_search_call"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "text only"),
+        ({"input": [{"type": "item_reference", "id": f"msg_{'0' * 33}"}]}, "input[0].id", "not found"),
         ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role", "robot"),
         ({"input": []}, "input", "at least one"),
         ({"input": None}, "input", "missing"),
@@ -274,6 +290,8 @@ def test_responses_are_stored_in_the_redis_of_the_response_cache(tmp_path: Path)
             second = respond(client, input="two", previous_response_id=first.id)
         # Another server continues it.
         with ConchServer(repository, *flags, env={"EVENTS": str(tmp_path)}) as server, _client(server) as client:
+            refers = {"type": "item_reference", "id": second.output[0].id}
+            assert respond(client, input=[refers, {"role": "user", "content": "three"}]).output_text == "three"
             seen = inputs(client, previous_response_id=second.id)
             assert [message["content"] for message in json.loads(seen["messages"])[::2]] == ["one", "two", "!inputs"]
             client.responses.delete(second.id)

@@ -21,6 +21,7 @@ from conch.wire.openai.chat import ChatRequest, read_chat
 from conch.wire.openai.completions import read_completion
 from conch.wire.openai.inputs import generation_inputs
 from conch.wire.openai.reading import ApiError, Fields, read_body
+from conch.wire.openai.responses.items import read_items
 from conch.wire.openai.responses.request import read_responses
 from conch.wire.retrieval.endpoints import ENDPOINTS, decode
 from tests.fuzz.target import target
@@ -47,7 +48,8 @@ _TOKENS: Final = (
 
 
 def read_new_response(fields: Fields) -> ChatRequest:
-    return read_responses(fields, previous=None, items=[])
+    previous, items = read_items(fields, lambda id: b"")
+    return read_responses(fields, previous=previous, items=items)
 
 
 def _nothing(response: InferResponse) -> None: ...

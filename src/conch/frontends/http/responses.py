@@ -39,10 +39,12 @@ class ResponsesResponder(GenerationResponder):
     ) -> None:
         super().__init__(exchange, model, plan, inputs)
         self._store = store
+        self._response.stored &= store is not None
 
     def _finish(self) -> None:
-        if self._store is not None and (entry := self._response.stored) is not None:
-            self._store.put(self._response.id, entry)
+        response = self._response
+        if self._store is not None and response.stored:
+            response.stored = self._store.put(response.id, response.entry())
         super()._finish()
 
 
@@ -63,10 +65,7 @@ class Responses:
             entry = entries[id] if id in entries else self._find(id)
             if isinstance(entry, Awaitable) or (id not in entries and entry is not None and len(entry) > LARGE_BYTES):
                 raise EntryNeeded(self._keep(entries, id, entry))
-            if entry is None:
-                message = f"Previous response with id '{id}' not found."
-                raise ApiError(message, "previous_response_id", reason="previous_response_not_found")
-            return entry
+            return entry or b""
 
         translation = Translation(work.responses, (find_response,), self._openai.requests.find_model, self._responder)
         self._openai.requests.start(exchange, translation)

@@ -31,7 +31,7 @@ from conch.wire.multipart import read_form
 from conch.wire.openai.models import require_chat
 from conch.wire.openai.reading import Fields, read_body
 from conch.wire.openai.response import ResponsePlan
-from conch.wire.openai.responses.items import list_items, stored_items
+from conch.wire.openai.responses.items import list_items, read_items
 from conch.wire.openai.responses.request import read_responses
 from conch.wire.regions import Regions
 from conch.wire.retrieval import endpoints as retrieval_endpoints
@@ -113,11 +113,10 @@ def responses(
 ) -> tuple[ResponsePlan, list[dict[str, WireTensor]]]:
     """Decode a request of the Responses API as :func:`openai` does.
 
-    ``find_response`` is called with the id of the response that the request continues, before ``signature_of``.
+    ``find_response`` is called with the ids of responses before ``signature_of``; see :func:`read_items`.
     """
     fields = read_body(compression.decompress(body, encoding, limit))
-    previous = fields.text("previous_response_id")
-    items = stored_items(find_response(previous)) if previous else []
+    previous, items = read_items(fields, find_response)
     return _decode(fields, signature_of, require_chat, partial(read_responses, previous=previous, items=items))
 
 

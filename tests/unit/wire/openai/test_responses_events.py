@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from conch.core.errors import ConchError
 from conch.wire.openai.reading import Fields
 from conch.wire.openai.response import ChoiceDelta, GenerationResponse
-from conch.wire.openai.responses.items import chat_messages, read_input
+from conch.wire.openai.responses.items import chat_messages, join_entry, read_items
 from conch.wire.openai.responses.request import read_responses
 from conch.wire.output.formats import OutputFormat
 
@@ -24,7 +24,9 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
 
 def response(**members: Any) -> GenerationResponse:
-    chat = read_responses(Fields({"input": "a", **members}), previous=None, items=[])
+    fields = Fields({"input": "a", **members})
+    previous, items = read_items(fields, lambda id: b"")
+    chat = read_responses(fields, previous=previous, items=items)
     return replace(chat.plan, output_format=THINKS).answer("m")
 
 
@@ -86,7 +88,7 @@ def test_output_is_input_again() -> None:
     whole = response(tools=[TOOL])
     whole.add(0, ChoiceDelta(f"<think>Hm.</think>Yes.{CALL}", finish="stop"), last=True)
     items = json.loads(whole.body())["output"]
-    [message] = chat_messages(read_input(Fields({"input": items})))
+    [message] = chat_messages(read_items(Fields({"input": items}), lambda id: b"")[1])
     assert (message["content"], message["reasoning_content"]) == ([{"type": "text", "text": "Yes."}], "Hm.")
     assert [json.loads(call["function"]["arguments"]) for call in message["tool_calls"]] == [{"a": 1}]
 
@@ -96,6 +98,39 @@ def test_failure_ends_the_stream_with_what_there_is() -> None:
     data = streamed.events(0, ChoiceDelta("Yes."), last=False) + streamed.failure(500, ConchError("broken"))
     last = EVENT.validate_json(data.split(b"\n\n")[-2].partition(b"data: ")[2])
     assert (last.type, last.response.status, last.response.error.code) == ("response.failed", "failed", "server_error")
+    assert last.response.store is False
+
+
+def test_last_reference_finds_the_items_of_earlier_ones() -> None:
+    entries: dict[str, bytes] = {}
+    lookups: list[str] = []
+
+    def find_response(id: str) -> bytes:
+        lookups.append(id)
+        return entries[id]
+
+    conversation: list[Any] = []
+    for text in ("a", "b", "c"):
+        conversation.append({"role": "user", "content": text})
+        lookups.clear()
+        _, items = read_items(Fields({"input": conversation}), find_response)
+        final: Any = read_responses(Fields({}), previous=None, items=items).plan.answer("m")
+        final.add(0, ChoiceDelta(text, finish="stop"), last=True)
+        entries[final.id] = final.entry()
+        conversation.append({"type": "item_reference", "id": json.loads(final.body())["output"][0]["id"]})
+    assert len(items) == 5
+    assert len(lookups) == 1
+
+
+def test_references_to_many_responses_are_refused() -> None:
+    def find_response(id: str) -> bytes:
+        output = [{"type": "reasoning", "id": f"rs_{id[5:]}0", "summary": [], "content": []}]
+        return join_entry(json.dumps({"output": output}).encode(), b"[]")
+
+    references = [{"type": "item_reference", "id": f"rs_{number:032x}0"} for number in range(30)]
+    assert len(read_items(Fields({"input": references[:20]}), find_response)[1]) == 20
+    with pytest.raises(ConchError, match="more than 20 responses"):
+        read_items(Fields({"input": references}), find_response)
 
 
 def test_turns_become_messages() -> None:
@@ -110,7 +145,7 @@ def test_turns_become_messages() -> None:
         {"role": "assistant", "content": "d"},
         {"role": "assistant", "content": "e"},
     ]
-    messages = chat_messages(read_input(Fields({"input": items})))
+    messages = chat_messages(read_items(Fields({"input": items}), lambda id: b"")[1])
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "assistant", "assistant"]
     assert messages[1]["reasoning_content"] == "x"
     assert [call["id"] for call in messages[1]["tool_calls"]] == ["1", "2"]

@@ -6,13 +6,15 @@ of both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, Final
 from uuid import uuid4
 
 import orjson
 
+from conch.core.errors import clipped
 from conch.core.tensors import Buffer
 from conch.wire.openai.reading import ApiError, Fields, one_of, wrong
 
@@ -30,27 +32,69 @@ _PREFIXES: Final = {"message": "msg", "function_call": "fc", "function_call_outp
 _LENGTH: Final = Struct("<Q")
 
 
-def new_id(kind: str) -> str:
-    """Return an id for an item of this type."""
-    return f"{_PREFIXES[kind]}_{uuid4().hex}"
+#: The id of an item in the output of a response contains that of the response.
+_OUTPUT_ID: Final = re.compile("[a-z]+_([0-9a-f]{32})[0-9a-f]+")
+#: Maximum number of responses that are looked up for the references of a request.
+_MAX_LOOKUPS: Final = 20
 
 
-def read_input(fields: Fields) -> list[Item]:
-    """Read the ``input`` of a request, a text or items; every item gets a type and an id.
+def output_id(kind: str, response: str, index: int) -> str:
+    """Return the id of an item in the output of a response."""
+    return f"{_PREFIXES[kind]}_{response.removeprefix('resp_')}{index:x}"
 
+
+def read_items(fields: Fields, find_response: Callable[[str], Buffer]) -> tuple[str | None, list[Item]]:
+    """Read the id of the response that a request continues; return it with the items of that response and the input.
+
+    ``find_response`` returns an entry of the response store, empty if there is none. Every item gets a type and an id.
     Raises ApiError with the path of an invalid value, also for items of tools that run at OpenAI.
     """
+    previous = fields.text("previous_response_id")
+    if not previous:
+        return None, _read_input(fields, find_response)
+    entry = find_response(previous)
+    if not entry:
+        message = f"Previous response with id '{previous}' not found."
+        raise ApiError(message, "previous_response_id", reason="previous_response_not_found")
+    return previous, _stored_items(entry) + _read_input(fields, find_response)
+
+
+def _read_input(fields: Fields, find_response: Callable[[str], Buffer]) -> list[Item]:
+    """Read ``input``, a text or items."""
     value = fields.take("input")
     if value is None:
         raise fields.missing("input")
     if type(value) is str:
-        return [_read_item({"role": "user", "content": value}, "input")]
+        return [_read_item({"role": "user", "content": value}, "input", {})]
     if type(value) is not list:
         raise wrong("input", value, "a string or an array of items")
-    return [_read_item(item, f"input[{index}]") for index, item in enumerate(value)]
+    known = _referenced_items(value, find_response)
+    return [_read_item(item, f"input[{index}]", known) for index, item in enumerate(value)]
 
 
-def stored_items(entry: Buffer) -> list[Item]:
+def _referenced_items(items: list[Any], find_response: Callable[[str], Buffer]) -> dict[str, Item]:
+    """Return stored items by their ids, at least those that ``items`` refer to. Raises ApiError for a missing one.
+
+    Begins with the last reference: its response usually has the items of the others, too.
+    """
+    known: dict[str, Item] = {}
+    lookups = 0
+    for index, item in reversed([*enumerate(items)]):
+        if type(item) is not dict or item.get("type") != "item_reference" or (id := _id(item)) in known:
+            continue
+        response = _OUTPUT_ID.fullmatch(id)
+        lookups += 1
+        if response and lookups <= _MAX_LOOKUPS and (entry := find_response(f"resp_{response[1]}")):
+            known |= {stored["id"]: stored for stored in _stored_items(entry)}
+        if lookups > _MAX_LOOKUPS:
+            raise ApiError(f"'input' refers to items of more than {_MAX_LOOKUPS} responses", f"input[{index}]")
+        if id not in known:
+            hint = "outputs of responses are stored unless 'store' is false"
+            raise ApiError(f"Item with id '{clipped(id)}' not found: {hint}", f"input[{index}].id")
+    return known
+
+
+def _stored_items(entry: Buffer) -> list[Item]:
     """Return the items of a stored response: its input, which includes that of earlier ones, and its output."""
     response, items = split_entry(entry)
     before: list[Item] = orjson.loads(items)
@@ -70,7 +114,8 @@ def split_entry(entry: Buffer) -> tuple[memoryview, memoryview]:
     return view[_LENGTH.size : end], view[end:]
 
 
-def _read_item(item: Any, path: str) -> Item:
+def _read_item(item: Any, path: str, known: dict[str, Item]) -> Item:
+    """Read an item; ``known`` are those that it may refer to."""
     if type(item) is not dict:
         raise wrong(path, item, "an object")
     kind = item.get("type") or "message"
@@ -86,13 +131,17 @@ def _read_item(item: Any, path: str) -> Item:
         case "function_call_output":
             members.ignore("name", "namespace", "caller")
             read = {"call_id": members.required_text("call_id"), "output": _read_content(members, "output")}
+        case "item_reference":
+            members.finish()
+            return known[_id(item)]
         case "reasoning":
             members.ignore("encrypted_content")
             read = {name: _read_texts(members, name, kind) for name, kind in _REASONING.items()}
         case _:
             raise wrong(f"{path}.type", kind, f"{', '.join(_PREFIXES)}: this server runs no tools")
     members.finish()
-    return {"type": kind, "id": _id(item) or new_id(kind), "status": "completed", **read}
+    id = _id(item) or f"{_PREFIXES[kind]}_{uuid4().hex}"
+    return {"type": kind, "id": id, "status": "completed", **read}
 
 
 #: The members of a reasoning item, and the types of their parts.

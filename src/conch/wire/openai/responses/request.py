@@ -8,7 +8,7 @@ import orjson
 
 from conch.wire.openai.chat import TEMPLATE_VALUES, ChatRequest
 from conch.wire.openai.reading import ApiError, Fields, wrong
-from conch.wire.openai.responses.items import Item, chat_messages, read_input
+from conch.wire.openai.responses.items import Item, chat_messages
 from conch.wire.openai.responses.response import ResponsesForm
 from conch.wire.openai.sampling import EXTENSIONS
 from conch.wire.openai.translation import read_translated
@@ -39,14 +39,13 @@ _METADATA: Final = (16, 64, 512)
 
 
 def read_responses(members: Fields, *, previous: str | None, items: list[Item]) -> ChatRequest:
-    """Read the members of a request, except ``model`` and ``previous_response_id``.
+    """Read the members of a request, except ``model`` and those of :func:`read_items`, whose results are given.
 
-    ``previous`` is the id of the response that the request continues, ``items`` are its items. Raises ApiError for
+    Raises ApiError for
     invalid or unknown members.
     """
     if members.take("background") not in (None, False):
         raise ApiError("'background' is not supported: responses end with their connection", "background")
-    items = items + read_input(members)
     instructions = members.text("instructions")
     messages = chat_messages(items)
     if instructions:
@@ -93,7 +92,6 @@ def read_responses(members: Fields, *, previous: str | None, items: list[Item]) 
         "parallel_tool_calls": parallel,
         "previous_response_id": previous,
         "reasoning": {"effort": effort, "summary": reasoning},
-        "store": store,
         "temperature": (temperature := members.take("temperature")),
         "text": {"format": text_format or {"type": "text"}, "verbosity": verbosity or "medium"},
         "tool_choice": choice or "auto",

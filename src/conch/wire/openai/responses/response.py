@@ -15,7 +15,7 @@ from conch.wire.openai.chat import ChatPlan
 from conch.wire.openai.conversation import ConversationResponse
 from conch.wire.openai.reading import error_object
 from conch.wire.openai.response import chat_logprobs
-from conch.wire.openai.responses.items import Item, join_entry, new_id
+from conch.wire.openai.responses.items import Item, join_entry, output_id
 from conch.wire.output.events import ToolCallStart
 
 
@@ -55,12 +55,16 @@ _SUMMARY: Final = _ReasoningNames(
 
 
 class ResponsesResponse(ConversationResponse):
-    """A response; it has one part in each message and in each reasoning item."""
+    """A response; it has one part in each message and in each reasoning item.
+
+    ``stored``: whether it is or will be in the response store, as the client is told.
+    """
 
     def __init__(self, plan: ChatPlan, model: str, form: ResponsesForm) -> None:
         super().__init__(f"resp_{uuid4().hex}", plan)
         self._model = model
         self._form = form
+        self.stored = form.items is not None
         self._names = _SUMMARY if form.summary else _TEXT
         self._logprobs = plan.logprobs is not None
         self._created = int(time())
@@ -79,6 +83,7 @@ class ResponsesResponse(ConversationResponse):
 
     def failure(self, status: int, error: ConchError) -> bytes:
         self._status = "failed"
+        self.stored = False
         code = "server_error" if status >= 500 else "invalid_prompt"
         message = error_object(status, clipped(error.public))["error"]["message"]
         self._error = {"code": code, "message": message}
@@ -87,11 +92,9 @@ class ResponsesResponse(ConversationResponse):
     def body(self) -> bytes:
         return orjson.dumps(self._object())
 
-    @property
-    def stored(self) -> bytes | None:
-        """The entry of the response store, None if the response is not stored."""
-        items = self._form.items
-        return None if items is None else join_entry(self.body(), items)
+    def entry(self) -> bytes:
+        """Return the entry of the response store; the response must be one that is stored."""
+        return join_entry(self.body(), self._form.items or b"[]")
 
     def _object(self) -> orjson.Fragment:
         incomplete = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
@@ -105,6 +108,7 @@ class ResponsesResponse(ConversationResponse):
             "incomplete_details": incomplete,
             "model": self._model,
             "output": self._output,
+            "store": self.stored,
             "usage": self._usage() if self._status != "in_progress" else None,
         }
         return orjson.Fragment(b"%b,%b" % (orjson.dumps(members)[:-1], bytes(self._form.echo)[1:]))
@@ -167,7 +171,8 @@ class ResponsesResponse(ConversationResponse):
 
     def _add_item(self, kind: str, **members: Any) -> None:
         self._open = kind
-        self._output.append({"type": kind, "id": new_id(kind), "status": "in_progress", **members})
+        id = output_id(kind, self.id, len(self._output))
+        self._output.append({"type": kind, "id": id, "status": "in_progress", **members})
         self._send("response.output_item.added", output_index=len(self._output) - 1, item=self._output[-1])
 
     def _end_item(self, status: str) -> None:
