@@ -465,7 +465,7 @@ class InFlightBatcher(GenerationEngine):
         if checked:
             self._check_proposals(checked, progress, logits)
         for step, sequence in zip(progress, rows, strict=True):
-            if len(sequence.tokens) == sequence.prompt_length + 1:
+            if len(sequence.tokens) - len(step.tokens) == sequence.prompt_length:
                 step.prompt_logprobs = sequence.prompt_logprobs
             if step.finish or step.error is not None:
                 self._end(self._sequences[step.id])

@@ -385,6 +385,20 @@ def test_log_probabilities_of_a_prompt_come_with_the_first_token(settings: dict[
     assert all(step.prompt_logprobs is None for step in progress if step.id in (3, 4))
 
 
+@pytest.mark.parametrize("length", [SCORED_CHUNK, SCORED_CHUNK + 1, SCORED_CHUNK + 2])
+def test_log_probabilities_of_a_prompt_come_with_the_first_of_several_tokens(length: int) -> None:
+    decoder = FakeDecoder(batched_tokens=512)
+    engine = batcher(decoder, draft=FakeDecoder(batched_tokens=512), speculative="draft_model")
+    prompt = [3 + index % 28 for index in range(length)]
+    engine.add(request(1, prompt, max_tokens=9, ignore_eos=True, prompt_logprobs=0))
+    progress = _finish(engine)
+    assert [step.prompt_logprobs for step in progress if step.prompt_logprobs] == [
+        _scored(prompt, decoder.vocabulary, 0)
+    ]
+    assert progress[0].prompt_logprobs
+    assert max(len(step.tokens) for step in progress) > 1
+
+
 def test_logits_of_prompts_are_limited_in_a_step() -> None:
     decoder = FakeDecoder(batched_tokens=512)
     engine = batcher(decoder)
