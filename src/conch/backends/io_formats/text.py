@@ -145,6 +145,31 @@ class _Sample:
     cumulative: float = 0.0
     finish: str = ""
 
+    def add(self, token: int, *, hidden: bool) -> str:
+        """Add a token, whose text is not part of the completion if it is ``hidden``; return the text that is released.
+
+        Sets ``finish`` at a stop string.
+        """
+        self.count += 1
+        self.total += 1
+        return self._release("" if hidden else self.stream.add([token]))
+
+    def end(self, finish: str) -> str:
+        """Return the remaining text of a completion that the engine ended."""
+        text = self._release(self.stream.flush())
+        if not self.finish:
+            self.finish = finish
+            text += self.stopping.flush()
+        return text
+
+    def _release(self, piece: str) -> str:
+        if self.total <= self.min_tokens:
+            return piece
+        text = self.stopping.add(piece)
+        if self.stopping.stop:
+            self.finish = "stop"
+        return text
+
 
 class TextResponseBuilder(ResponseBuilder):
     """Builds the responses of a request in the I/O format ``text``."""
@@ -172,17 +197,24 @@ class TextResponseBuilder(ResponseBuilder):
 
     def add(self, index: int, progress: Progress) -> str:
         sample, options = self._samples[index], self._options
-        tokens = progress.tokens
-        sample.count += len(tokens)
-        sample.total += len(tokens)
+        hidden = progress.finish == "stop" and not options.include_stop  # the stop token is not part of the text
+        text, tokens = "", progress.tokens
+        for count, token in enumerate(tokens, 1):
+            text += sample.add(token, hidden=hidden and count == len(tokens))
+            if sample.finish:
+                tokens = tokens[:count]  # tokens after a stop string are not part of the completion
+                break
+        if progress.finish and not sample.finish:
+            text += sample.end(progress.finish)
+        if text:
+            sample.text.append(text)
         if "token_ids" in options.outputs:
             sample.tokens.extend(tokens)
         if progress.logprobs is not None:
-            sample.cumulative += sum(position.logprob for position in progress.logprobs)
+            scored = list(zip(tokens, progress.logprobs, strict=False))
+            sample.cumulative += sum(logprobs.logprob for _, logprobs in scored)
             if "logprobs" in options.outputs:
-                sample.logprobs += [
-                    self._described(token, logprobs) for token, logprobs in zip(tokens, progress.logprobs, strict=True)
-                ]
+                sample.logprobs += [self._described(token, logprobs) for token, logprobs in scored]
         elif progress.cumulative_logprob is not None:
             sample.cumulative = progress.cumulative_logprob
         if index == 0 and progress.cached_tokens is not None:
@@ -193,19 +225,6 @@ class TextResponseBuilder(ResponseBuilder):
                 # The first token has none, because it follows nothing.
                 [None, *map(self._described, prompt[1:], progress.prompt_logprobs)]
             )
-        if progress.finish == "stop" and not options.include_stop:
-            tokens = tokens[:-1]  # the stop token is not part of the text
-        piece = sample.stream.add(tokens)
-        if progress.finish:
-            piece += sample.stream.flush()
-        text = sample.stopping.add(piece) if sample.total > sample.min_tokens else piece
-        if sample.stopping.stop:
-            sample.finish = "stop"
-        elif progress.finish:
-            text += sample.stopping.flush()
-            sample.finish = progress.finish
-        if text:
-            sample.text.append(text)
         return sample.finish
 
     def responses(self, final: bool) -> Sequence[Result]:

@@ -1,6 +1,6 @@
 """An engine without a network, and a tokenizer without a vocabulary: bytes are tokens.
 
-A sequence continues with the alphabet after the last letter of its prompt, one letter a step.
+A sequence continues with the alphabet after the last letter of its prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EOS = 0
 
 
 class FakeEngine(GenerationEngine):
-    """Counts what it is asked; ``broken`` makes its next step raise."""
+    """Counts what it is asked; a step has ``step_tokens`` letters; ``broken`` makes the next one raise."""
 
     name = "fake"
     features = frozenset(Feature) - {Feature.GRAMMAR}
@@ -30,6 +30,7 @@ class FakeEngine(GenerationEngine):
         self.adapters = ("red",)
         self.running: dict[int, tuple[EngineRequest, list[int]]] = {}
         self.most = 0
+        self.step_tokens = 1
         self.broken = False
         self.closed = False
         #: What ``compile`` was given, what ``add`` got from it, and what lets a text that begins with ``slow`` go on.
@@ -52,6 +53,16 @@ class FakeEngine(GenerationEngine):
         self.running[request.id] = request, []
 
     def step(self) -> list[Progress]:
+        steps: dict[tuple[int, int], Progress] = {}
+        for _ in range(self.step_tokens):
+            for progress in self._decode():
+                step = steps.setdefault((progress.id, progress.beam), progress)
+                if step is not progress:
+                    step.tokens, step.finish = [*step.tokens, *progress.tokens], progress.finish
+                    step.logprobs = step.logprobs and [*step.logprobs, *(progress.logprobs or [])]
+        return list(steps.values())
+
+    def _decode(self) -> list[Progress]:
         if self.broken:
             raise RuntimeError("no memory left")
         self.most = max(self.most, len(self.running))

@@ -159,6 +159,26 @@ def test_a_stop_string_over_several_tokens_ends_its_sequence(worker: Worker) -> 
     assert not worker.engine.running
 
 
+@pytest.mark.parametrize(
+    "stopping", [{"stop": ["gh"]}, {"stop": ["d", "k"], "min_tokens": 4}, {"stop": ["gh"], "n": 2}]
+)
+def test_a_stop_string_in_a_step_of_several_tokens_ends_its_sequence_there(stopping: dict[str, Any]) -> None:
+    outputs = []
+    for step_tokens in (1, 3, 30):
+        worker = Worker(FakeEngine())
+        worker.engine.step_tokens = step_tokens
+        wishes = {f"return_{name}": True for name in ("finish_reason", "token_ids", "num_output_tokens", "logprobs")}
+        asked = {"sampling_parameters": json.dumps({"logprobs": 1, **stopping}), "return_cumulative_logprob": True}
+        worker.ask("abc", exclude_input_in_output=True, **wishes, **asked)
+        outputs.append(worker.run().outputs())
+        assert not worker.engine.running
+        worker.service.stop()
+    assert outputs[0] == outputs[1] == outputs[2]
+    [output] = outputs[0]
+    assert bytes(output["token_ids"]) in (b"defgh", b"defghijk", b"defghdefgh")
+    assert output["cumulative_logprob"] == [-0.5 * count for count in output["num_output_tokens"]]
+
+
 def test_everything_that_can_be_asked_for(worker: Worker) -> None:
     wishes = {
         f"return_{name}": True
