@@ -29,7 +29,9 @@ _DECIDED: Final = {
 }
 
 #: Options with which a replica would refuse requests from an ingress.
-_OF_INGRESSES: Final = frozenset({"http_use_ssl", "grpc_use_ssl", "http_restricted_api", "grpc_restricted_protocol"})
+_OF_INGRESSES: Final = frozenset(
+    {"http_use_ssl", "grpc_use_ssl", "http_restricted_api", "grpc_restricted_protocol", "api_key_file"}
+)
 
 
 def ray(command: RayCommandOptions) -> int:

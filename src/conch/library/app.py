@@ -20,6 +20,7 @@ from conch import __version__
 from conch.backends.table import BACKENDS
 from conch.core.errors import Code, ConchError, internal, invalid
 from conch.frontends import exposure
+from conch.frontends.api_keys import ApiKeys
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.platforms import (
     OciDataScience,
@@ -224,15 +225,16 @@ class Application:
             check_ports(settings)
         tls = make_context(settings, "http")
         router = partial(Router, server, offloader, limits.lister)
+        keys = ApiKeys.read(settings.api_key_file, os.environ)
 
         def platform_listener(adapter: Platform, further: Iterable[HttpEndpoint] = ()) -> HttpListener:
             models = router(further=further, address=settings.platform_address)
             return HttpListener(PlatformRouter(models, adapter), limits)
 
         makers: dict[str, Callable[[], HttpListener | GrpcFrontend]] = {
-            "grpc": lambda: GrpcFrontend(server, settings, limits, offloader),
-            "http": lambda: HttpListener(router(), limits, reuse_port=settings.reuse_http_port, ssl=tls),
-            "openai": lambda: HttpListener(router(openai_only=True), limits, ssl=tls),
+            "grpc": lambda: GrpcFrontend(server, settings, limits, offloader, keys),
+            "http": lambda: HttpListener(router(keys=keys), limits, reuse_port=settings.reuse_http_port, ssl=tls),
+            "openai": lambda: HttpListener(router(openai_only=True, keys=keys), limits, ssl=tls),
             "sagemaker": lambda: platform_listener(
                 SageMaker(os.environ, server.repository.registered), SageMakerModels(server).endpoints
             ),

@@ -201,6 +201,10 @@ class Settings:
     http_restricted_api: tuple[Restriction, ...] = option(
         (), "HTTP", "<api>,...:<header>=<value>; repeatable.", read=triton_values.restriction("api")
     )
+    api_key_file: FileName = option(
+        "", "HTTP", "File of API keys, <name>=<key> per line, that clients of HTTP, OpenAI and gRPC must send one of; "
+        "CONCH_API_KEY is another key."
+    )
     http_use_ssl: bool = option(False, "HTTP", "Use TLS with the server's certificate and key.")
     http_use_ssl_mutual: bool = option(False, "HTTP", "Require client certificates.")
     http_server_cert: FileName = option("", "HTTP", "PEM file of the server's certificate.")

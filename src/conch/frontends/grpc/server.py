@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Final
 
 from conch.frontends.admission import Admission, AdmissionResult, descriptor_of
+from conch.frontends.api_keys import NO_KEYS, ApiKeys
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.limits import SLOWEST, SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
@@ -83,8 +84,16 @@ class Lifetime:
 class GrpcFrontend:
     """Serves ``server`` over gRPC according to ``settings``; observes its connections."""
 
-    def __init__(self, server: InferenceServer, settings: Settings, limits: ClientLimits, offloader: Offloader) -> None:
+    def __init__(
+        self,
+        server: InferenceServer,
+        settings: Settings,
+        limits: ClientLimits,
+        offloader: Offloader,
+        keys: ApiKeys = NO_KEYS,
+    ) -> None:
         self._server = server
+        self._keys = keys
         self._settings = settings
         self._limits = limits
         self._offloader = offloader
@@ -105,7 +114,7 @@ class GrpcFrontend:
         Raises PortTakenError, and INVALID_ARG for unusable TLS files.
         """
         loop = asyncio.get_running_loop()
-        service = GrpcService(self._server, loop, self._offloader, self._limits)
+        service = GrpcService(self._server, loop, self._offloader, self._limits, self._keys)
         limits = http2_limits(self._settings, self._limits)
         self._listener, address = await listen(
             lambda: Http2Connection(service, loop, self, limits),

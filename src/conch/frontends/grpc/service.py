@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2 as pb
 from conch.core.errors import ConchError, unavailable
 from conch.core.tensors import Buffer
 from conch.frontends.access_log import AccessRecord
+from conch.frontends.api_keys import NO_KEYS, REFUSAL, ApiKeys
 from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.grpc.calls import Call, UnaryCall
 from conch.frontends.grpc.context import ServingContext
@@ -46,15 +47,22 @@ _HEADER: Final = "triton-grpc-protocol-"
 class Access:
     """Checks the calls of one group of RPCs (``inference``, ``health`` …)."""
 
-    def __init__(self, restrictions: Iterable[Restriction], group: str) -> None:
+    def __init__(self, restrictions: Iterable[Restriction], group: str, keys: ApiKeys) -> None:
+        self._keys = keys if group != "health" else NO_KEYS
         self._required = [
             (_HEADER + restriction.header, restriction.value)
             for restriction in restrictions
             if group in restriction.apis
         ]
 
-    def check(self, head: RequestHead) -> ConchError | None:
+    def client(self, head: RequestHead) -> str:
+        """Return the name of the API key of a call; empty if it has none, or none is required."""
+        return self._keys.name_of((head.get("authorization") or "").encode()) if self._keys else ""
+
+    def check(self, head: RequestHead) -> ConchError | CallFault | None:
         """Return the error that refuses a call with this head; None if it is allowed."""
+        if self._keys and not self.client(head):
+            return CallFault(Status.UNAUTHENTICATED, REFUSAL)
         for header, value in self._required:
             if not hmac.compare_digest((head.get(header.lower()) or "").encode(), value.encode()):
                 return unavailable(f"This protocol is restricted, expecting header '{header}'")
@@ -207,7 +215,12 @@ class GrpcService:
     """Opens a call on each stream."""
 
     def __init__(
-        self, server: InferenceServer, loop: asyncio.AbstractEventLoop, offloader: Offloader, limits: ClientLimits
+        self,
+        server: InferenceServer,
+        loop: asyncio.AbstractEventLoop,
+        offloader: Offloader,
+        limits: ClientLimits,
+        keys: ApiKeys = NO_KEYS,
     ) -> None:
         self._server = server
         self._lister = limits.lister
@@ -223,7 +236,7 @@ class GrpcService:
         )
         restrictions = server.settings.grpc_restricted_protocol
         self._methods = {
-            path: Method(Access(restrictions, group), opener) for path, (group, opener) in self._table().items()
+            path: Method(Access(restrictions, group, keys), opener) for path, (group, opener) in self._table().items()
         }
 
     def parse(self, fields: Sequence[Field]) -> RequestHead:
@@ -247,7 +260,7 @@ class GrpcService:
             refused = unavailable("Server exiting" if head.path in _STATE else _STOPPING)
         if refused is not None:
             return self._refuse(stream, head, refused)
-        call = _recorded(method.open(stream, head))
+        call = _recorded(method.open(stream, head), method.access.client(head))
         if self._server.tracing.on:
             call.began = monotonic_ns()
         return call
@@ -300,10 +313,10 @@ def _too_much_metadata(size: int) -> CallFault:
     )
 
 
-def _recorded(call: Call) -> Call:
-    """Return ``call``, with an access log record if the log is verbose."""
+def _recorded(call: Call, client: str = "") -> Call:
+    """Return ``call``, with an access log record if the log is verbose; ``client`` is the name of its API key."""
     if logs.current().log_verbose_level:
-        path = logs.shortened(call.head.path)
+        path = logs.shortened(call.head.path) + (f" of {client}" if client else "")
         logs.verbose(1, "gRPC request: %s", path)
         if not call.finished:
             call.record = AccessRecord("gRPC", path)

@@ -64,6 +64,7 @@ class HttpExchange:
         "began",
         "binary_type",
         "body",
+        "client",
         "dialect",
         "duration_header",
         "headers",
@@ -103,6 +104,8 @@ class HttpExchange:
         self.route: Any = None
         #: The form of errors (:class:`conch.frontends.http.dialects.Dialect`); set by the application.
         self.dialect: Any = None
+        #: The name of the API key of the request; set by the application.
+        self.client = ""
         #: Whether the request is served even on a connection above the limit.
         self.urgent = False
         #: The error and status with which the request is refused instead of being handled.

@@ -39,12 +39,13 @@ class ResponsesResponder(GenerationResponder):
     ) -> None:
         super().__init__(exchange, model, plan, inputs)
         self._store = store
+        self._owner = exchange.client
         self._response.stored &= store is not None
 
     def _finish(self) -> None:
         response = self._response
         if self._store is not None and response.stored:
-            response.stored = self._store.put(response.id, response.entry())
+            response.stored = self._store.put(_key(self._owner, response.id), response.entry())
         super()._finish()
 
 
@@ -62,7 +63,7 @@ class Responses:
         entries: dict[str, bytes | None] = {}
 
         def find_response(id: str) -> bytes:
-            entry = entries[id] if id in entries else self._find(id)
+            entry = entries[id] if id in entries else self._find(exchange, id)
             if isinstance(entry, Awaitable) or (id not in entries and entry is not None and len(entry) > LARGE_BYTES):
                 raise EntryNeeded(self._keep(entries, id, entry))
             return entry or b""
@@ -87,8 +88,8 @@ class Responses:
     ) -> RequestsResponder:
         return ResponsesResponder(exchange, model, plan, self._openai.with_defaults(model, inputs), self._store)
 
-    def _find(self, id: str) -> bytes | Awaitable[bytes | None] | None:
-        return None if self._store is None else self._store.find(id)
+    def _find(self, exchange: HttpExchange, id: str) -> bytes | Awaitable[bytes | None] | None:
+        return None if self._store is None else self._store.find(_key(exchange.client, id))
 
     @staticmethod
     async def _keep(
@@ -98,9 +99,9 @@ class Responses:
         entries[id] = await entry if isinstance(entry, Awaitable) else entry
         return entries[id]
 
-    async def _stored(self, id: str) -> bytes:
-        """Return an entry of the store. Raises NOT_FOUND."""
-        entry = self._find(id)
+    async def _stored(self, exchange: HttpExchange, id: str) -> bytes:
+        """Return an entry of the store. Raises NOT_FOUND, also for the response of another client."""
+        entry = self._find(exchange, id)
         if isinstance(entry, Awaitable):
             entry = await entry
         if entry is None:
@@ -108,15 +109,20 @@ class Responses:
         return entry
 
     async def _retrieve(self, exchange: HttpExchange, id: str) -> None:
-        response, _ = split_entry(await self._stored(id))
+        response, _ = split_entry(await self._stored(exchange, id))
         exchange.respond(200, [JSON], response)
 
     async def _remove(self, exchange: HttpExchange, id: str) -> None:
-        await self._stored(id)
-        if self._store is not None and (removal := self._store.remove(id)) is not None:
+        await self._stored(exchange, id)
+        if self._store is not None and (removal := self._store.remove(_key(exchange.client, id))) is not None:
             await removal
         exchange.respond(200, [JSON], orjson.dumps({"id": id, "object": "response", "deleted": True}))
 
     async def _input_items(self, exchange: HttpExchange, id: str) -> None:
-        entry = await self._stored(id)
+        entry = await self._stored(exchange, id)
         exchange.respond(200, [JSON], await self._offloader.run(len(entry), work.input_items, entry))
+
+
+def _key(owner: str, id: str) -> str:
+    """Return the key in the store of a client's response; names of clients have no slash."""
+    return f"{owner}/{id}" if owner else id

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from conch.core.errors import Code, ConchError, invalid
 from conch.frontends.access_log import AccessRecord
+from conch.frontends.api_keys import NO_KEYS, REFUSAL, ApiKeys
 from conch.frontends.exposure import is_local
 from conch.frontends.http.control import ControlRoutes, RegionRoutes
 from conch.frontends.http.dialects import ANTHROPIC, KSERVE, OPENAI, TEI, Dialect, refuse
@@ -176,7 +177,8 @@ class Router:
     """Passes exchanges to their handlers.
 
     ``openai_only`` is for a port that serves only the OpenAI API. ``further`` are additional endpoints of this port.
-    ``address`` is where it listens; empty means the address of the HTTP port.
+    ``address`` is where it listens; empty means the address of the HTTP port. Requests other than health checks need
+    one of the ``keys``, if there are any.
     """
 
     def __init__(
@@ -188,7 +190,9 @@ class Router:
         openai_only: bool = False,
         further: Iterable[HttpEndpoint] = (),
         address: str = "",
+        keys: ApiKeys = NO_KEYS,
     ) -> None:
+        self._keys = keys
         self._openai_only = openai_only
         self._tracing = server.tracing
         self._max_input_size = server.settings.http_max_input_size
@@ -220,6 +224,12 @@ class Router:
             if handler is None:
                 exchange.refusal = (ConchError("Method Not Allowed"), 405)
                 return 0
+            if self._keys and endpoint.api != "health":
+                headers = exchange.headers
+                exchange.client = self._keys.name_of(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
+                if not exchange.client:
+                    exchange.refusal = (ConchError(REFUSAL, reason="invalid_api_key"), 401)
+                    return 0
             if endpoint.api in self._restrictions and (missing := self._missing_header(exchange, endpoint.api)):
                 exchange.refusal = (ConchError(missing), endpoint.dialect.denied)
                 return 0
@@ -295,6 +305,7 @@ class Router:
         """Create the access log record of an exchange."""
         if logs.current().log_verbose_level:
             what = f"{exchange.method.decode()} {logs.shortened(exchange.path.decode('latin-1'))}"
+            what += f" of {exchange.client}" if exchange.client else ""
             logs.verbose(1, "HTTP request: %s", what)
             exchange.record = AccessRecord("HTTP", what, len(exchange.body))
 
