@@ -14,14 +14,19 @@ from conch.wire.output.parameters import ParameterNotation, ParameterReader
 from conch.wire.output.tools import Tools
 from conch.wire.output.values import ValueReader, loads
 
-#: The maximum number of characters in front of the arguments of a call; a longer text is no call.
+#: The maximum number of characters in front of the arguments of a call that are passed on as they are written, and of
+#: a header; a longer text is no header.
 _MOST: Final = 400
+#: The maximum number of characters of an object around a call; a longer object is no call.
+_LONGEST_OBJECT: Final = 100_000
 #: The beginning of a JSON object that is a call, up to its arguments.
 _OBJECT: Final = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?(?:"function"\s*:\s*\{\s*)?'
     r'(?:"(?:id|tool_call_id)"\s*:\s*"[^"\\]*"\s*,\s*)?'
     r'"(?:name|tool_name)"\s*:\s*"(?P<name>[^"\\\ud800-\udfff]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
+#: The beginning of a call that the end of the text has cut.
+_CUT: Final = re.compile(r'\{\s*"(?:type|function|id|tool_call_id|name|tool_name|arguments|parameters)"')
 
 
 class ArgumentsReader(Protocol):
@@ -66,29 +71,32 @@ class Calls:
 class BlockReader:
     """Reads the calls of a block.
 
-    The state is ``reading`` until the block has ``ended``, or has ``failed`` because it has no call; ``rest`` is then
-    the text after the block, or all of its text. Only calls of ``known`` tools count, None: any call.
+    The state is ``reading`` until the block has ``ended``, or has ``failed`` because it has no call. ``text`` is then
+    the text of a block that has failed, and ``rest`` the text to read next. Only calls of ``known`` tools count, None:
+    any call.
     """
 
     def __init__(self, block: Block, calls: Calls, known: Collection[str] | None = None) -> None:
         self.state: Literal["reading", "ended", "failed"] = "reading"
+        self.text = ""
         self.rest = ""
         self._block = block
         self._calls = calls
         self._known = known
         self._pending = ""
-        #: The text of the block, until its first call begins.
-        self._text: list[str] | None = []
+        #: All text, until the first call begins.
+        self._all: list[str] | None = []
         self._arguments: ArgumentsReader | None = None
-        #: The object around the arguments, its text until its call begins, and its JSON.
+        #: The object around the arguments; until its call begins, the beginning of its text, its length and its JSON.
         self._object: ValueReader | None = None
         self._source = ""
+        self._length = 0
         self._json: list[str] = []
 
     def feed(self, text: str) -> list[OutputEvent]:
         """Add text; return the events that are certain."""
-        if self._text is not None:
-            self._text.append(text)
+        if self._all is not None:
+            self._all.append(text)
         self._pending += text
         events: list[OutputEvent] = []
         while self.state == "reading" and self._step(events):
@@ -96,7 +104,7 @@ class BlockReader:
         return events
 
     def begin(self, mark: str) -> None:
-        """Add the mark of the block as the beginning of its first header; ``rest`` does not include it."""
+        """Add the mark of the block as the beginning of its first header; ``text`` and ``rest`` do not include it."""
         self._pending = mark
 
     def finish(self) -> list[OutputEvent]:
@@ -106,15 +114,18 @@ class BlockReader:
             events = self._calls.arguments(self._arguments.finish() or "{}")
         if self.state == "reading":
             unread = "" if self._object is not None or self._block.close.startswith(self._pending) else self._pending
+            if self._known is None and _CUT.match(self._source):
+                self._all = None
             self._end(unread)
         return events
 
     def _end(self, rest: str) -> None:
         """End the block; it has failed if no call has begun."""
-        if self._text is None:
-            self.state, self.rest = "ended", rest
-        else:
-            self.state, self.rest = "failed", "".join(self._text)
+        self.state, self.rest = "ended", rest
+        if self._all is not None:
+            text = "".join(self._all)
+            end = max(len(text) - len(rest), 0)
+            self.state, self.text, self.rest = "failed", text[:end], text[end:]
 
     def _step(self, events: list[OutputEvent]) -> bool:
         if self._object is not None:
@@ -131,15 +142,17 @@ class BlockReader:
             return False
         if block.objects and pending[0] == "{":
             self._object = ValueReader()
-            self._source, self._json = "", []
+            self._source, self._length, self._json = "", 0, []
             return True
+        close = pending.find(block.close, 0, _MOST) if block.close else -1
+        most = close + len(block.close) if close >= 0 else _MOST
         for header in block.headers:
-            match = header.pattern.match(pending)
+            match = header.pattern.match(pending, 0, most)
             if match is not None:
                 return self._begin(header, match, events)
         if block.close and block.close.startswith(pending):
             return False
-        if not block.headers or len(pending) > _MOST or (block.close and block.close in pending):
+        if not block.headers or len(pending) >= _MOST or close >= 0:
             self._end(pending)
         return False
 
@@ -156,7 +169,7 @@ class BlockReader:
                 self._arguments = ObjectReader(self._block.quotes)
             case ParameterNotation() as notation:
                 self._arguments = ParameterReader(notation, types)
-        self._text = None
+        self._all = None
         self._pending = self._pending[match.end() :]
         events += self._calls.begin(name, match.groupdict().get("id") or "")
         return True
@@ -173,35 +186,40 @@ class BlockReader:
 
     def _read_object(self, events: list[OutputEvent]) -> bool:
         """Read an object with a name and arguments; the arguments are read twice, alone and in it."""
-        text, self._pending = self._pending, ""
         around = self._object
         assert around is not None
+        text, self._pending = self._pending, ""
         if self._arguments is not None:
             around.feed(text)
             self._feed_arguments(text, events)
         else:
+            text, self._pending = text[: _LONGEST_OBJECT - self._length], text[_LONGEST_OBJECT - self._length :]
+            self._length += len(text)
             self._json.append(around.feed(text))
-            self._source += text
-            match = _OBJECT.match(self._source)
-            if match is not None and (self._known is None or match["name"] in self._known):
-                self._text = None
-                events += self._calls.begin(match["name"])
-                self._arguments = ValueReader()
-                self._feed_arguments(self._source[match.end() :], events)
-                self._source, self._json = "", []
-        if around.rest is None:
+            if len(self._source) < _MOST:
+                self._source += text
+                match = _OBJECT.match(self._source, 0, _MOST)
+                if match is not None and (self._known is None or match["name"] in self._known):
+                    self._all = None
+                    events += self._calls.begin(match["name"])
+                    self._arguments = ValueReader()
+                    self._feed_arguments(self._source[match.end() :], events)
+                    self._source = ""
+        if around.rest is None and (self._arguments is not None or self._length < _LONGEST_OBJECT):
             return False
-        self._pending, self._object = around.rest, None
+        self._pending, self._object = (around.rest or "") + self._pending, None
         if self._arguments is not None:
             self._arguments = None
             return True
-        call = self._call(loads("".join(self._json)))
-        if call is None:
-            self._end(self._pending if self._text is not None else "")
+        self._source = ""
+        call = self._call(loads("".join(self._json))) if around.rest is not None else None
+        if call is not None:
+            self._all = None
+            events += self._calls.begin(call[0])
+            events += self._calls.arguments(call[1])
+        elif self._all is not None:
+            self._end(self._pending)
             return False
-        self._text = None
-        events += self._calls.begin(call[0])
-        events += self._calls.arguments(call[1])
         return True
 
     def _feed_arguments(self, text: str, events: list[OutputEvent]) -> None:

@@ -13,20 +13,26 @@ from typing import Final
 from conch.wire.output.calls import Calls, ObjectReader
 from conch.wire.output.events import OutputEvent, ReasoningDelta, TextDelta
 from conch.wire.output.tools import Tools
-from conch.wire.output.values import partial
+from conch.wire.output.values import partial, pieces
 
 _START: Final = "<|start|>"
 _CHANNEL: Final = "<|channel|>"
 _MESSAGE: Final = "<|message|>"
 #: Marks that end a message.
-_ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", _START, _CHANNEL)
+_LAST: Final = ("<|end|>", "<|call|>", "<|return|>")
+_ENDS: Final = (*_LAST, _START, _CHANNEL)
 #: All marks; the others are left out of a message.
 _MARKS: Final = (*_ENDS, _MESSAGE, "<|constrain|>")
 _END: Final = re.compile("|".join(map(re.escape, _MARKS)))
+_HEADER_END: Final = re.compile("|".join(map(re.escape, (_MESSAGE, *_LAST))))
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
 _NAME: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 #: Beginnings of a header, in front of its first mark.
 _HEADERS: Final = ("assistant", "to=", _CHANNEL, _START, _MESSAGE)
+#: The maximum number of characters of a header; a longer text is a message.
+_LONGEST_HEADER: Final = 400
+#: What is no text in a header with marks, the last of which may be cut.
+_PARTS: Final = re.compile(r"<\|(?:start|channel|constrain)\|>\s*\w*|<\|message\|>|\bto=[^\s<]+|<(?:\|\w*\|?)?\Z")
 
 
 class ChannelParser:
@@ -47,38 +53,49 @@ class ChannelParser:
         self._begun = False
 
     def feed(self, text: str) -> list[OutputEvent]:
-        self._pending += text
         events: list[OutputEvent] = []
-        while self._read_header(events) if self._event is None else self._read_message(events):
-            pass
+        for piece in pieces(text):
+            self._pending += piece
+            while self._read_header(events) if self._event is None else self._read_message(events):
+                pass
         return events
 
     def finish(self) -> list[OutputEvent]:
         events: list[OutputEvent] = []
-        if self._event is None and not any(mark in self._pending for mark in _MARKS):
-            self._event = TextDelta
-        if self._event is not None:
-            self._pass_on(len(self._pending), events)
-            self._end_message(events)
+        if self._event is None:
+            self._begin_message(len(self._pending))
+        self._pass_on(len(self._pending), events)
+        self._end_message(events)
         return events
 
     def _read_header(self, events: list[OutputEvent]) -> bool:
         """Read up to the text of a message; False if more text is needed."""
         self._pending = self._pending.lstrip()
         begins = any(self._pending.startswith(start) for start in _HEADERS)
-        end = self._pending.find(_MESSAGE) if begins else -1
-        if end >= 0:
-            header, self._pending = self._pending[:end], self._pending[end + len(_MESSAGE) :]
-            recipient, channel = _RECIPIENT.search(header), _NAME.search(header)
-            self._event = ReasoningDelta if channel is not None and channel[1] == "analysis" else TextDelta
+        end = _HEADER_END.search(self._pending, 0, _LONGEST_HEADER) if begins else None
+        if end is not None and end.group() == _MESSAGE:
+            header, self._pending = self._pending[: end.start()], self._pending[end.end() :]
+            recipient = _RECIPIENT.search(header)
+            self._event = _kind(header)
             if recipient is not None and self._offered:
                 self._arguments = ObjectReader()
                 events += self._calls.begin(recipient[1].removeprefix("functions."))
+            return True
+        if end is not None or (begins and len(self._pending) >= _LONGEST_HEADER):
+            most = _LONGEST_HEADER - partial(self._pending[:_LONGEST_HEADER], _MARKS)
+            self._begin_message(end.start() if end is not None else most)
             return True
         if begins or any(start.startswith(self._pending) for start in _HEADERS):
             return False
         self._event = TextDelta
         return True
+
+    def _begin_message(self, end: int) -> None:
+        """Make the first ``end`` characters, a header that no message follows, the beginning of a message."""
+        header = self._pending[:end]
+        self._event = _kind(header)
+        if any(mark in header for mark in _MARKS):
+            self._pending = _PARTS.sub("", header).lstrip() + self._pending[end:]
 
     def _read_message(self, events: list[OutputEvent]) -> bool:
         """Read the text of a message; False if more text is needed."""
@@ -108,3 +125,9 @@ class ChannelParser:
         if self._arguments is not None and self._arguments.rest is None:
             events += self._calls.arguments(self._arguments.finish() or "{}")
         self._event, self._arguments, self._begun = None, None, False
+
+
+def _kind(header: str) -> type[TextDelta] | type[ReasoningDelta]:
+    """Return what the message after ``header`` is."""
+    channel = _NAME.search(header)
+    return ReasoningDelta if channel is not None and channel[1] == "analysis" else TextDelta

@@ -73,22 +73,26 @@ def _header(pattern: str, arguments: Literal["value", "python"] | ParameterNotat
 
 _FUNCTION: Final = _header(
     r"<function=(?P<name>[^>\n]+)>",
-    ParameterNotation(re.compile(r"<parameter=(?P<key>[^>\n]+)>"), "</parameter>", "</function>", lines=True),
+    ParameterNotation(re.compile(r"<parameter=(?P<key>[^>\n]{1,200})>"), "</parameter>", "</function>", lines=True),
 )
 _INVOKE: Final = _header(
     r"<invoke name=\"(?P<name>[^\"]+)\">",
-    ParameterNotation(re.compile(r"<parameter name=\"(?P<key>[^\"]+)\">"), "</parameter>", "</invoke>", lines=True),
+    ParameterNotation(
+        re.compile(r"<parameter name=\"(?P<key>[^\"]{1,200})\">"), "</parameter>", "</invoke>", lines=True
+    ),
 )
 _DSML: Final = _header(
     r"<｜DSML｜invoke name=\"(?P<name>[^\"]+)\">",
     ParameterNotation(
-        re.compile(r"<｜DSML｜parameter name=\"(?P<key>[^\"]+)\"[^>]*>"), "</｜DSML｜parameter>", "</｜DSML｜invoke>"
+        re.compile(r"<｜DSML｜parameter name=\"(?P<key>[^\"]{1,200})\"[^>]{0,100}>"),
+        "</｜DSML｜parameter>",
+        "</｜DSML｜invoke>",
     ),
 )
 _GLM: Final = _header(
     r"(?P<name>[^\s<{]+)\s*(?=<)",
     ParameterNotation(
-        re.compile(r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>"), "</arg_value>", "</tool_call>"
+        re.compile(r"<arg_key>(?P<key>[^<]{0,200})</arg_key>\s{0,100}<arg_value>"), "</arg_value>", "</tool_call>"
     ),
 )  # fmt: skip
 _MISTRAL: Final = _header(r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*(?P<id>[\w-]+)\s*)?(?:\[ARGS\]\s*|(?=\{))")

@@ -10,11 +10,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final
 
 from conch.wire.output.values import ValueReader, partial, quoted, word
 
-_NUMBER: Final = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
+_NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
 #: The maximum number of characters in front of a parameter.
 _MOST: Final = 400
 
@@ -49,11 +50,12 @@ class ParameterReader:
         self._value: Sequence[str] | None = None
         self._key = ""
         self._streams = False
+        #: The parts of a value that is passed on when it has ended.
+        self._parts: list[str] = []
 
     def feed(self, text: str) -> str:
         """Add text; return the JSON that is certain."""
         if self.rest is not None:
-            self.rest += text
             return ""
         self._pending += text
         out: list[str] = []
@@ -77,7 +79,7 @@ class ParameterReader:
     def _between(self, out: list[str]) -> bool:
         notation = self._notation
         match, end = notation.open.search(self._pending), self._pending.find(notation.end)
-        if match is not None and not 0 <= end < match.start():
+        if match is not None and not 0 <= end < match.end() - len(notation.end):
             self._key = match["key"]
             self._value = self._types.get(self._key, ())
             self._streams = tuple(self._value) == ("string",)
@@ -99,11 +101,12 @@ class ParameterReader:
             self._pending = self._pending.removeprefix("\n")
         end = self._pending.find(notation.close)
         if end < 0:
-            if self._streams:
-                sure = len(self._pending) - partial(self._pending, (notation.close, "\n" + notation.close))
-                if sure:
-                    out.append(self._started() + quoted(self._pending[:sure]))
-                    self._pending = self._pending[sure:]
+            sure = len(self._pending) - partial(self._pending, (notation.close, "\n" + notation.close))
+            text, self._pending = self._pending[:sure], self._pending[sure:]
+            if not self._streams:
+                self._parts.append(text)
+            elif text:
+                out.append(self._started() + quoted(text))
             return False
         text, self._pending = self._pending[:end], self._pending[end + len(notation.close) :]
         if notation.lines:
@@ -111,7 +114,8 @@ class ParameterReader:
         if self._streams:
             out.append(self._started() + quoted(text) + '"')
         else:
-            out.append(self._name() + typed(text, self._value or ()))
+            out.append(self._name() + typed("".join(self._parts) + text, self._value or ()))
+            self._parts.clear()
         self._value = None
         return True
 
@@ -131,8 +135,7 @@ def typed(text: str, types: Sequence[str]) -> str:
     bare = text.strip()
     for kind in types or ("null", "boolean", "number", "object", "array"):
         match kind:
-            case "integer" | "number" if _NUMBER.fullmatch(bare):
-                number = float(bare)
+            case "integer" | "number" if _NUMBER.fullmatch(bare) and isfinite(number := float(bare)):
                 if kind == "integer" and number.is_integer():
                     return str(int(number) if any(mark in bare for mark in ".eE") else int(bare))
                 return bare if word(bare) == bare else json.dumps(number)

@@ -6,14 +6,16 @@ Text that only resembles a call stays text. Marks inside reasoning are part of t
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import groupby
 from typing import Final
 
 from conch.wire.output.calls import BlockReader, Calls
 from conch.wire.output.channels import ChannelParser
-from conch.wire.output.events import ArgumentsDelta, OutputEvent, OutputParser, ReasoningDelta, TextDelta, TextParser
+from conch.wire.output.events import OutputEvent, OutputParser, ReasoningDelta, TextDelta, TextParser, ToolCallStart
 from conch.wire.output.formats import Block, OutputFormat, load
 from conch.wire.output.tools import Tools
-from conch.wire.output.values import ValueReader, partial
+from conch.wire.output.values import ValueReader, partial, pieces
 
 #: Prefixes of a call without a mark, without white space.
 _BARE: Final = (
@@ -23,6 +25,8 @@ _BARE: Final = (
 _PYTHON: Final = re.compile(r"\[(?P<name>[A-Za-z_][\w.-]*)\(")
 _PYTHON_START: Final = re.compile(r"\[(?:[A-Za-z_][\w.-]{0,127})?")
 _SPACE: Final = re.compile(r"\s+")
+#: The number of characters that show whether a call without a mark begins.
+_MOST: Final = 200
 
 
 def parser_for(tools: Tools, output_format: str = "", *, structured: bool = False) -> OutputParser:
@@ -67,8 +71,9 @@ class MarkParser:
         )  # fmt: skip
         self._pattern = re.compile("|".join(map(re.escape, self._marks)))
         self._pending = ""
-        #: White space before a mark, which is content only if text follows.
-        self._space = ""
+        #: White space that is part of a text only if more of it follows, and whether a mark has followed.
+        self._space: list[str] = []
+        self._marked = False
         self._reader: BlockReader | None = None
         #: The mark of the block that is read; empty for a block without one.
         self._mark = ""
@@ -78,10 +83,11 @@ class MarkParser:
         self._trims = False
 
     def feed(self, text: str) -> list[OutputEvent]:
-        self._pending += text
         events: list[OutputEvent] = []
-        while self._step(events):
-            pass
+        for piece in pieces(text):
+            self._pending += piece
+            while self._step(events):
+                pass
         return _joined(events)
 
     def finish(self) -> list[OutputEvent]:
@@ -91,10 +97,10 @@ class MarkParser:
             self._end_block(self._reader, events)
             while self._step(events):
                 pass
-        if self._reasons:
-            self._think(len(self._pending), events)
-        elif not self._trims or self._pending.strip():
-            self._answer(self._pending, events)
+        if not self._marked:
+            self._pending = "".join([*self._space, self._pending])
+            self._space.clear()
+        self._pass_on(self._pending, events)
         return _joined(events)
 
     def _step(self, events: list[OutputEvent]) -> bool:
@@ -103,11 +109,14 @@ class MarkParser:
             text, self._pending = self._pending, ""
             events += self._reader.feed(text)
             return self._end_block(self._reader, events)
-        if self._reasons:
-            return self._read_reasoning(events)
-        if self._trims:
-            self._pending = self._pending.lstrip()
-        return bool(self._pending) and (self._begin_bare() or self._read_text(events))
+        text = self._pending.lstrip()
+        if len(text) < len(self._pending) and not self._trims:
+            self._space.append(self._pending[: len(self._pending) - len(text)])
+            self._marked = False
+        self._pending = text
+        if not text:
+            return False
+        return self._read_reasoning(events) if self._reasons else self._begin_bare() or self._read_text(events)
 
     def _end_block(self, reader: BlockReader, events: list[OutputEvent]) -> bool:
         """Continue after a block that has ended; False if it has not."""
@@ -116,12 +125,16 @@ class MarkParser:
         self._reader = None
         self._pending = reader.rest
         if reader.state == "ended":
-            self._space = ""
+            self._space.clear()
             self._fresh = self._trims = True
         else:
             self._fresh = False
-            self._answer("" if self._mark in self._special else self._mark, events)
+            self._pass_on(self._pattern.sub(self._shown, self._mark + reader.text), events)
         return True
+
+    def _shown(self, match: re.Match[str]) -> str:
+        """Return a mark within text; empty for a special token."""
+        return "" if match.group() in self._special else match.group()
 
     def _begin_bare(self) -> bool:
         """Begin a block without a mark if the text begins with a call."""
@@ -131,14 +144,14 @@ class MarkParser:
         return True
 
     def _begins_call(self) -> bool:
-        compact = _SPACE.sub("", self._pending[:200])
+        compact = _SPACE.sub("", self._pending[:_MOST])
         call = _PYTHON.match(compact)
         return compact.startswith(_BARE) or (call is not None and call["name"] in self._names)
 
     def _may_begin_call(self) -> bool:
-        if self._bare is None or not self._fresh:
+        if self._bare is None or not self._fresh or len(self._pending) >= _MOST:
             return False
-        compact = _SPACE.sub("", self._pending[:200])
+        compact = _SPACE.sub("", self._pending)
         return any(start.startswith(compact) for start in _BARE) or _PYTHON_START.fullmatch(compact) is not None
 
     def _read_text(self, events: list[OutputEvent]) -> bool:
@@ -151,13 +164,14 @@ class MarkParser:
             sure = len(self._pending) - partial(self._pending, self._marks)
             sure = len(self._pending[:sure].rstrip())
             text, self._pending = self._pending[:sure], self._pending[sure:]
-            self._answer(text, events)
+            self._pass_on(text, events)
             return False
         mark, text = match.group(), self._pending[: match.start()]
         self._pending = self._pending[match.end() :]
         shown = text.rstrip()
-        self._answer(shown, events)
-        self._space += text[len(shown) :]
+        self._pass_on(shown, events)
+        self._space.append(text[len(shown) :])
+        self._marked = True
         if mark in self._blocks:
             block = self._blocks[mark]
             self._reader, self._mark = BlockReader(block, self._calls), mark
@@ -165,7 +179,7 @@ class MarkParser:
                 self._reader.begin(mark)
         elif mark == self._open:
             self._reasons = self._trims = True
-            self._space = ""
+            self._space.clear()
         return True
 
     def _is_text(self, match: re.Match[str]) -> bool:
@@ -175,30 +189,24 @@ class MarkParser:
 
     def _read_reasoning(self, events: list[OutputEvent]) -> bool:
         end = self._pending.find(self._close)
+        sure = end if end >= 0 else len(self._pending) - partial(self._pending, (self._close,))
+        text = self._pending[:sure].rstrip()
+        self._pass_on(text, events)
         if end < 0:
-            sure = len(self._pending) - partial(self._pending, (self._close,))
-            self._think(len(self._pending[:sure].rstrip()), events)
+            self._pending = self._pending[len(text) :]
             return False
-        self._think(len(self._pending[:end].rstrip()), events)
-        self._pending = self._pending.lstrip()[len(self._close) :]
+        self._pending = self._pending[end + len(self._close) :]
+        self._space.clear()
         self._reasons = False
         self._fresh = self._trims = True
         return True
 
-    def _think(self, end: int, events: list[OutputEvent]) -> None:
-        """Pass on the first ``end`` characters as reasoning."""
-        text, self._pending = self._pending[:end], self._pending[end:]
-        if self._trims:
-            text = text.lstrip()
+    def _pass_on(self, text: str, events: list[OutputEvent]) -> None:
+        """Pass on text of the reasoning or the answer, after the white space before it."""
         if text:
-            self._trims = False
-            events.append(ReasoningDelta(text))
-
-    def _answer(self, text: str, events: list[OutputEvent]) -> None:
-        """Pass on text as the answer."""
-        if text:
-            events.append(TextDelta(self._space + text))
-            self._space = ""
+            text = "".join([*self._space, text])
+            events.append(ReasoningDelta(text) if self._reasons else TextDelta(text))
+            self._space.clear()
             self._fresh = self._trims = False
 
 
@@ -209,12 +217,14 @@ class ListParser:
         self._reader = BlockReader(Block(objects=True), Calls(tools))
 
     def feed(self, text: str) -> list[OutputEvent]:
-        return _joined(self._reader.feed(text))
+        return _joined([event for piece in pieces(text) for event in self._reader.feed(piece)])
 
     def finish(self) -> list[OutputEvent]:
         events = self._reader.finish()
-        if self._reader.state == "failed" and self._reader.rest:
-            events.append(TextDelta(self._reader.rest))
+        text = self._reader.text + self._reader.rest
+        compact = _SPACE.sub("", text)
+        if self._reader.state == "failed" and not any(start.startswith(compact) for start in _BARE):
+            events.append(TextDelta(text))
         return events
 
 
@@ -240,14 +250,8 @@ class ArgumentsParser:
 def _joined(events: list[OutputEvent]) -> list[OutputEvent]:
     """Return the events with one event in place of consecutive parts of the same text."""
     joined: list[OutputEvent] = []
-    for event in events:
-        match joined[-1:], event:
-            case [TextDelta(before)], TextDelta(text):
-                joined[-1] = TextDelta(before + text)
-            case [ReasoningDelta(before)], ReasoningDelta(text):
-                joined[-1] = ReasoningDelta(before + text)
-            case [ArgumentsDelta(index, before)], ArgumentsDelta(same, text) if index == same:
-                joined[-1] = ArgumentsDelta(index, before + text)
-            case _:
-                joined.append(event)
+    for _, group in groupby(events, lambda event: (type(event), getattr(event, "index", 0))):
+        first, *more = group
+        texts = [event.text for event in more if not isinstance(event, ToolCallStart)]
+        joined.append(first if isinstance(first, ToolCallStart) else replace(first, text="".join([first.text, *texts])))
     return joined

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, count
+from math import isfinite
 from typing import Any, Final
 
 #: A part of a text that JSON needs no escape for.
 _PLAIN: Final = re.compile(r"[^\"\\\x00-\x1f\ud800-\udfff]+")
 _SPACE: Final = re.compile(r"\s+")
+#: The maximum number of characters of a number, or of a word that is not passed on in parts.
+_LONGEST_WORD: Final = 400
+#: The maximum number of characters that are read at once: a step copies the rest of them.
+_LONGEST_PIECE: Final = 500
 #: The end of a word or number.
 _WORD_END: Final = re.compile(r"[\s,:=()\[\]{}]")
-_NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 #: Words of JSON and Python, and their JSON.
 _WORDS: Final = {
     "true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null",
@@ -36,18 +42,24 @@ def quoted(text: str) -> str:
 
 
 def word(text: str) -> str:
-    """Return the JSON of a number or a word without quotes; another word becomes a text."""
-    if _NUMBER.fullmatch(text):
+    """Return the JSON of a number or a word without quotes; another word, or too large a number, becomes a text."""
+    if _NUMBER.fullmatch(text) and isfinite(float(text)):
         return text
     return _WORDS.get(text) or f'"{quoted(text)}"'
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Yield ``text`` in pieces, so that the time to read it grows with its length."""
+    return (text[start : start + _LONGEST_PIECE] for start in range(0, len(text), _LONGEST_PIECE))
 
 
 class ValueReader:
     """Reads one value.
 
     With ``arguments``, it reads the arguments of a call in Python's notation up to the closing parenthesis, as an
-    object; ``names`` are the names of arguments without a keyword. ``marks`` are further quotes: the same text begins
-    and ends a text without escapes. ``rest`` is the text after the value, None until it ends.
+    object; ``names`` are the names of arguments without a keyword, or with a repeated one. ``marks`` are further
+    quotes: the same text begins and ends a text without escapes. ``rest`` is the text after the value, None until it
+    ends.
     """
 
     def __init__(self, *, arguments: bool = False, names: Sequence[str] = (), marks: Sequence[str] = ()) -> None:
@@ -59,7 +71,8 @@ class ValueReader:
         self._stack: list[str] = []
         self._state = "value"
         self._quote = ""
-        self._names = list(names)
+        self._names = chain(names, (f"argument{index}" for index in count()))
+        self._used: set[str] = set()
         self._marks = tuple(marks)
         self._keywords = arguments
         self._key: list[str] | None = None
@@ -71,11 +84,16 @@ class ValueReader:
     def feed(self, text: str) -> str:
         """Add text; return the JSON that is certain."""
         if self.rest is not None:
-            self.rest += text
             return ""
-        self._pending += text
-        while self.rest is None and self._step():
-            pass
+        read = 0
+        for piece in pieces(text):
+            self._pending += piece
+            while self.rest is None and self._step():
+                pass
+            read += len(piece)
+            if self.rest is not None:
+                self.rest += text[read:]
+                break
         json_text = "".join(self._out)
         self._out.clear()
         return json_text
@@ -139,13 +157,17 @@ class ValueReader:
             return False
         if quote:
             self._pending = self._pending[len(quote) :]
-            self._quote = quote
-            self._state = "text"
-            if self._key is None:
-                self._emit('"')
+            self._begin_text(quote)
         else:
             self._state = "word"
         return True
+
+    def _begin_text(self, quote: str) -> None:
+        """Begin a text that ``quote`` ends, or that ends as a word does if it is empty."""
+        self._quote = quote
+        self._state = "text"
+        if self._key is None:
+            self._emit('"')
 
     def _begin_key(self) -> bool:
         first = self._pending[0]
@@ -155,7 +177,7 @@ class ValueReader:
         if first in "}])":
             self._close()
             return True
-        if self._keywords and len(self._stack) == 1 and (first in "\"'{[(-" or first.isdigit()):
+        if self._keywords and len(self._stack) == 1 and (first in "\"'{[(-0123456789"):
             self._name_argument()
             return True
         self._key = []
@@ -166,13 +188,20 @@ class ValueReader:
 
     def _name_argument(self) -> None:
         """Begin the value of an argument without a keyword."""
-        self._held += f'"{quoted(self._names.pop(0) if self._names else f"argument{len(self._held)}")}":'
+        name = next(name for name in self._names if name not in self._used)
+        self._used.add(name)
+        self._held += f'"{quoted(name)}":'
         self._state = "value"
 
     def _end_key(self) -> None:
         key, self._key = "".join(self._key or ()), None
-        if self._keywords and len(self._stack) == 1 and json.loads(f'"{key}"') in self._names:
-            self._names.remove(json.loads(f'"{key}"'))
+        if self._keywords and len(self._stack) == 1:
+            name = json.loads(f'"{key}"')
+            if name in self._used:
+                self._name_argument()
+                self._state = "colon"
+                return
+            self._used.add(name)
         self._held += f'"{key}":'
         self._state = "colon"
 
@@ -204,12 +233,16 @@ class ValueReader:
             self.rest, self._pending = self._pending, ""
 
     def _word(self) -> bool:
-        end = _WORD_END.search(self._pending)
+        end = _WORD_END.search(self._pending, 0, _LONGEST_WORD)
         if end is None:
-            return False
+            if len(self._pending) < _LONGEST_WORD:
+                return False
+            self._begin_text("")
+            return True
         text, after = self._pending[: end.start()], self._pending[end.start() :]
         named = self._key is not None and self._keywords and len(self._stack) == 1
         if named and not after.strip():
+            self._pending = text + " "
             return False  # "=" or ":" makes the word a name, anything else a value
         self._pending = after
         if self._key is None:
@@ -234,6 +267,14 @@ class ValueReader:
     def _text(self) -> bool:
         """Read a part of a text: up to its end, an escape, or the end of what has arrived."""
         sink = self._out if self._key is None else self._key
+        if not self._quote:
+            match = _WORD_END.search(self._pending)
+            end = match.start() if match is not None else len(self._pending)
+            sink.append(quoted(self._pending[:end]))
+            self._pending = self._pending[end:]
+            if match is not None:
+                self._end_text()
+            return match is not None
         if len(self._quote) > 1:
             end = self._pending.find(self._quote)
             if end < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from conch.wire.output.events import ArgumentsDelta, OutputParser, ReasoningDelta, TextDelta, ToolCallStart
@@ -33,5 +34,15 @@ def read(parser: OutputParser, *pieces: str) -> Message:
             case ArgumentsDelta(index, text):
                 assert text
                 calls[index][1] += text
-    message.calls = [(name, json.loads(arguments)) for name, arguments in calls]
+    message.calls = [(name, _loads(arguments)) for name, arguments in calls]
     return message
+
+
+def _loads(text: str) -> Any:
+    """Return the value of JSON without numbers that are not finite."""
+    return json.loads(text, parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    assert isfinite(float(text)), text
+    return float(text)

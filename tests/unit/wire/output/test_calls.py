@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.wire.output.events import ArgumentsDelta, OutputParser, TextDelta, ToolCallStart
+from conch.wire.output.formats import OutputFormat
 from conch.wire.output.parsers import parser_for
 from conch.wire.output.tools import Tools
 from tests.unit.wire.output.reading import Message, read
@@ -80,12 +81,61 @@ def test_text_that_is_no_call_is_kept_however_it_is_cut(text: str) -> None:
 
 @given(
     st.lists(
-        st.sampled_from(["<", "<tool_call>", "</tool_call>", "{", "}", "[TOOL_", "CALLS]", '"name"', ":", " x", "\n"])
+        st.sampled_from(["<", "<tool_call>", "</tool_call>", "{", "}", "[TOOL_", "CALLS]", '"key"', ":", " x", "\n"])
     )
 )
 def test_no_text_is_lost_or_fails(pieces: list[str]) -> None:
     message = read(auto(), *pieces)
     assert message.calls or "".join(message.content.split()) == "".join("".join(pieces).split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f'<tool_call>{{"name":"f","arguments":{{}}}}\n{{"note":1}}</tool_call>\n{HERMES} bye',
+         Message("bye", calls=[("f", {}), BONN])),
+        ('<tool_call>{"note":1}</tool_call> ' + HERMES, Message('<tool_call>{"note":1}</tool_call>', calls=[BONN])),
+        ('[TOOL_CALLS]f{}{"note":1}[TOOL_CALLS]weather{"place": "Bonn"}', Message(calls=[("f", {}), BONN])),
+        ('<tool_call>{"name": "f", "argum', Message()),
+        ('<tool_call>{"name": "wea', Message()),
+        ("\n" * 300 + "Well. " + HERMES, Message("\n" * 300 + "Well.", calls=[BONN])),
+        ("{" + " " * 300 + HERMES, Message("{", calls=[BONN])),
+        ('<tool_call>{"name": "f", "arguments": {"a": ' + "1" * 500 + "}}", Message(calls=[("f", {"a": "1" * 500})])),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1e999, "b": 1٣}}',
+         Message(calls=[("f", {"a": "1e999", "b": "1٣"})])),
+        ("<tool_call><function=weather><parameter=n>01e999</parameter></function>",
+         Message(calls=[("weather", {"n": "01e999"})])),
+        ('<|python_tag|>weather("Bonn", place="Rome", 3, 4)',
+         Message(calls=[("weather", {"place": "Bonn", "argument0": "Rome", "argument1": 3, "argument2": 4})])),
+    ],
+)  # fmt: skip
+def test_malformed_calls(text: str, message: Message) -> None:
+    assert read(auto(), text) == message
+    assert read(auto(), *text) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<|channel|>final The answer", Message("The answer")),
+        (
+            "<|channel|>final The answer<|end|><|start|>assistant<|channel|>final<|message|>More",
+            Message("The answer\n\nMore"),
+        ),
+        ("<|channel|>analysis Well" + "." * 500, Message("", "Well" + "." * 500)),
+        ("<|channel|>analysis<|message|>Well.<|end|><|start|>assistant<|chan", Message("", "Well.")),
+        ("assistants " + "help " * 100, Message("assistants " + "help " * 100)),
+    ],
+)
+def test_harmony_without_the_text_of_a_message(text: str, message: Message) -> None:
+    harmony = OutputFormat("harmony").dumps()
+    assert read(parser_for(Tools(), harmony), text) == message
+    assert read(parser_for(Tools(), harmony), *text) == message
+
+
+def test_long_header_is_passed_on_before_its_end() -> None:
+    parser = parser_for(Tools(), OutputFormat("harmony").dumps())
+    assert parser.feed("assistant " + "a" * 390)
 
 
 def test_text_is_passed_on_before_its_end() -> None:
@@ -124,5 +174,7 @@ def test_list_of_calls() -> None:
     text = '[{"name": "weather", "parameters": {"place": "Bonn"}}, {"name": "time.now", "parameters": {}}]'
     required = Tools(b"", "required", parameters=TYPES)
     assert read(parser_for(required), *text) == Message(calls=[BONN, ("time.now", {})])
-    assert read(parser_for(required), text[:20]) == Message(text[:20])
+    for end in (1, 4, 11, 20, 30):
+        assert read(parser_for(required), text[:end]) == Message(), end
+    assert read(parser_for(required), "None.") == Message("None.")
     assert read(parser_for(required), text[:47]) == Message(calls=[("weather", {"place": "B"})])

@@ -16,7 +16,7 @@ PIECES = (
     *'{}[]()"\'\\,:= \n', "f", '{"name": "f", "arguments": {', '"a": "x', "f(a='", "call:f{", "12", "true", "<", "</",
     "<function=f>", "<parameter=a>", "</parameter>", "<parameter=b>", "</function>", "<arg_key>c</arg_key><arg_value>",
     "</arg_value>", "<think>", "</think>", "[ARGS]", "functions.f:0", "to=functions.f", "analysis", "final",
-    "```json\n", "\\u00e4", "\\ud83d", "ä",
+    "```json\n", "\\u00e4", "\\ud83d", "ä", '{"note":1}', "1e999", "٣", "a" * 450, "1" * 450, " " * 450,
 )  # fmt: skip
 
 
