@@ -29,7 +29,7 @@ class ResponseStore(Protocol):
         """Store an entry, in the background if it is not in memory; return False if it is too large to be stored."""
 
     def remove(self, id: str) -> Awaitable[None] | None:
-        """Remove an entry if there is one; the caller awaits the result if it is not None."""
+        """Remove an entry if there is one; the caller awaits the result if it is not None. Raises UNAVAILABLE."""
 
 
 class LocalResponseStore:

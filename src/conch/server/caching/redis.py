@@ -16,7 +16,7 @@ from importlib import import_module
 from time import monotonic
 from typing import Any, Final
 
-from conch.core.errors import invalid, one_line
+from conch.core.errors import invalid, one_line, unavailable
 from conch.machine import extras
 from conch.server.caching.cache import CachedResponse, packed, unpacked
 from conch.telemetry.exposition import Family
@@ -199,12 +199,13 @@ class RedisCache:
         return False
 
     async def remove(self, key: bytes) -> None:
-        """Remove the data for ``key``, unless Redis is unavailable."""
+        """Remove the data for ``key``. Raises UNAVAILABLE if Redis is."""
         try:
             async with asyncio.timeout(self._wait), self._connections:
                 await self._client.delete(key)
         except Exception:
             self._reading.failed(self._now())
+            raise unavailable("the Redis of the response cache does not respond") from None
 
     def families(self) -> Iterable[Family]:
         """Return no metrics, because other servers share the cache."""

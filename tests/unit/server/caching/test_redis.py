@@ -146,6 +146,13 @@ async def test_response_is_removed_while_it_waits_to_be_written(server: RedisSer
     assert not store.put("large", bytes(1001))
 
 
+async def test_removal_fails_without_redis() -> None:
+    cache = cache_at(free_ports(1)[0])
+    with pytest.raises(ConchError, match="does not respond"):
+        await RedisResponseStore(cache, 1000, 60).remove("a")
+    await cache.close()
+
+
 async def test_something_else_under_the_key_is_no_response(server: RedisServer, cache: RedisCache) -> None:
     server.set(b"conch:m:1:63:key", b"nonsense")
     server.command("LPUSH conch:m:1:63:list nonsense")
