@@ -95,7 +95,8 @@ def _call(call: Any, path: str) -> dict[str, Any]:
     arguments = function.get("arguments")
     if type(arguments) is str and not too_deep(arguments.encode()):
         try:
-            arguments = orjson.loads(arguments) if arguments else {}
+            orjson.loads(arguments or "{}")
+            arguments = orjson.Fragment(arguments or "{}")  # with its large numbers
         except orjson.JSONDecodeError:
             pass  # the model's own text, which the template shows unchanged
     return {**call, "function": {**function, "arguments": arguments}}

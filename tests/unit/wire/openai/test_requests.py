@@ -39,6 +39,22 @@ def test_only_what_is_given_is_passed_on() -> None:
     assert sampling(temperature=0, seed=-1, max_tokens=3.0) == {"temperature": 0, "seed": 2**64 - 1, "max_tokens": 3}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        ("", {}),
+        ('{"a": 123456789012345678901234567890}', {"a": 123456789012345678901234567890}),
+        ('{"a":', '{"a":'),
+        ("[" * 300 + "]" * 300, "[" * 300 + "]" * 300),
+    ],
+    ids=["none", "large_number", "cut", "nested"],
+)
+def test_arguments_of_earlier_calls_are_read(arguments: str, read: Any) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    [message] = json.loads(read_chat(Fields({"messages": [{"role": "assistant", "tool_calls": [call]}]})).messages)
+    assert message["tool_calls"][0]["function"]["arguments"] == read
+
+
 def test_newer_name_of_max_tokens_goes_first() -> None:
     assert sampling(max_tokens=5, max_completion_tokens=7) == {"max_tokens": 7}
 
