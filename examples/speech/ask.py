@@ -10,7 +10,7 @@ import tritonclient.grpc as grpcclient
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path, help="a WAV, FLAC or OGG file")
+    parser.add_argument("file", type=Path, help="a WAV, FLAC, OGG, MP3, M4A, WebM or AAC file")
     parser.add_argument("--url", default="localhost:8001", help="gRPC address of the server")
     arguments = parser.parse_args()
 

@@ -59,6 +59,7 @@ PACKAGES: dict[str, Package] = {
     "peft": Package("peft", ("lora",), "0.18"),
     "scipy": Package("scipy", ("audio",)),
     "soundfile": Package("soundfile", ("audio",)),
+    "av": Package("av", ("media",), "18"),
     "PIL": Package("pillow", ("image",)),
     "nncf": Package("nncf", ("convert",), "2.15"),
     "onnx": Package("onnx", ("convert",)),

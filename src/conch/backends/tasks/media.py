@@ -9,8 +9,9 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from conch.backends.base.arrays import Request
 from conch.checkpoints.options import Options
-from conch.core.errors import ConchError, invalid
+from conch.core.errors import ConchError, invalid, one_line
 from conch.core.inference import TensorSpec
 from conch.machine import extras
 
@@ -50,8 +51,10 @@ SOUND_INPUTS: Final = (
     TensorSpec("sampling_rate", "INT32", (1,), optional=True),
 )
 
-#: The first bytes of supported audio files.
-_AUDIO: Final = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS")
+#: The first bytes of audio files that soundfile reads; an MP3 file can also begin with a frame.
+_AUDIO: Final = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"ID3")
+#: The decoders of FFmpeg that are used for other audio files.
+_CODECS: Final = ("aac", "alac", "flac", "libopus", "libvorbis", "mp3", "mp3float", "opus", "vorbis")
 _IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 _DATA_URI: Final = re.compile(rb"data:[\w.+-]*/?[\w.+-]*(?:;[\w.+-]+=[^;,]*)*;base64,")
@@ -149,38 +152,102 @@ def file_bytes(data: bytes, name: str, row: int) -> bytes:
 
 
 def audio(data: bytes, rate: int, *, seconds: int = MAX_SECONDS, name: str = "audio", row: int = 0) -> Samples:
-    """Decode a WAV, FLAC or OGG file to mono samples at ``rate`` Hz, ``[samples]``.
+    """Decode a WAV, FLAC, OGG, MP3, M4A, WebM or AAC file to mono samples at ``rate`` Hz, ``[samples]``.
 
     Channels are averaged. Raises INVALID_ARG, naming the input and the row, for a file in another format or one that is
-    damaged, empty, or longer than ``seconds``.
+    damaged, empty, or longer than ``seconds``; UNSUPPORTED if the library for the format is not installed.
     """
-    soundfile = extras.load("reading sound", "soundfile")
     data = file_bytes(data, name, row)
-    if not data.startswith(_AUDIO):
-        raise _broken(name, row, "it is not a WAV, FLAC or OGG file")
+    container = _container(data)
+    if container:
+        mono, source_rate = _decode_container(data, container, seconds, name, row)
+    elif data.startswith(_AUDIO) or _is_frame(data, 0xE6, 0xE2):  # MPEG layer III
+        mono, source_rate = _decode_file(data, seconds, name, row)
+    else:
+        raise _broken(name, row, "it is not a WAV, FLAC, OGG, MP3, M4A, WebM or AAC file")
+    return _checked(resample(mono, source_rate, rate), name, row)
+
+
+def _container(data: bytes) -> str:
+    """Return FFmpeg's name of the format of an M4A, WebM or AAC file, else empty."""
+    if data[4:8] == b"ftyp":
+        return "mp4"
+    if data.startswith(b"\x1a\x45\xdf\xa3"):
+        return "matroska"
+    return "aac" if _is_frame(data, 0xF6, 0xF0) else ""
+
+
+def _is_frame(data: bytes, mask: int, bits: int) -> bool:
+    """Whether a file begins with a frame of MPEG audio, whose second byte has ``bits`` below ``mask``."""
+    return len(data) > 1 and data[0] == 0xFF and data[1] & mask == bits
+
+
+def _decode_file(data: bytes, seconds: int, name: str, row: int) -> tuple[Samples, int]:
+    """Return the mono samples of a file that soundfile reads, and their sampling rate (Hz)."""
+    soundfile = extras.load("reading sound", "soundfile")
     try:
         with soundfile.SoundFile(BytesIO(data)) as file:
-            _check_rate(file.samplerate, name, row)
-            if file.channels > MAX_CHANNELS:
-                raise _broken(name, row, f"it has {file.channels} channels; at most {MAX_CHANNELS} are read")
-            seconds = min(seconds, seconds * _USUAL_RATE // file.samplerate)
-            limit = seconds * file.samplerate
+            seconds = _check_sound(file.samplerate, file.channels, seconds, name, row)
             if file.frames >= _UNKNOWN:
                 raise _broken(name, row, "its header does not contain its length; write it to a file, not to a pipe")
-            # The header may be wrong, so the limit is checked again while reading.
-            if file.frames > limit:
+            if file.frames > seconds * file.samplerate:
                 raise _too_long(name, row, file.frames / file.samplerate, seconds)
-            blocks, read = [], 0
-            while (block := file.read(_BLOCK // file.channels, "float32", always_2d=True)).size:
-                blocks.append(block.mean(axis=1))
-                read += len(block)
-                if read > limit:
-                    raise _too_long(name, row, read / file.samplerate, seconds)
-            mono = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
-            return _checked(resample(mono, file.samplerate, rate), name, row)
+            return _mono(_blocks(file), file.samplerate, seconds, name, row), file.samplerate
     except soundfile.SoundFileError as error:
         # Omit the file name: it is the repr of an object in memory.
         raise _broken(name, row, str(getattr(error, "error_string", error)).rstrip(".")) from error
+
+
+def _blocks(file: Any) -> Iterator[Samples]:
+    while (block := file.read(_BLOCK // file.channels, "float32", always_2d=True)).size:
+        yield block
+
+
+def _decode_container(data: bytes, container: str, seconds: int, name: str, row: int) -> tuple[Samples, int]:
+    """Return the mono samples of the first audio stream of a file that FFmpeg reads, and their sampling rate (Hz)."""
+    av = extras.load("reading M4A, WebM and AAC files", "av")
+    try:
+        with av.open(BytesIO(data), format=container, metadata_errors="ignore") as file:
+            if not file.streams.audio:
+                raise _broken(name, row, "it has no sound")
+            codec = file.streams.audio[0].codec_context
+            if codec is None or codec.name not in _CODECS:
+                raise _broken(name, row, f"its sound is encoded as {codec.name if codec else 'an unknown codec'}")
+            codec.thread_count = 1
+            frames = file.decode(file.streams.audio[0])
+            first = next(frames, None)
+            if first is None:
+                raise _broken(name, row, "it contains no samples")
+            rate = first.sample_rate
+            seconds = _check_sound(rate, first.layout.nb_channels, seconds, name, row)
+            converter = av.AudioResampler(format="fltp", layout=first.layout, rate=rate)
+            blocks = (
+                converted.to_ndarray().T
+                for frame in chain([first], frames, [None])
+                for converted in converter.resample(frame)
+            )
+            return _mono(blocks, rate, seconds, name, row), rate
+    except (av.FFmpegError, ValueError, EOFError) as error:
+        raise _broken(name, row, getattr(error, "strerror", None) or one_line(error)) from error
+
+
+def _check_sound(rate: int, channels: int, seconds: int, name: str, row: int) -> int:
+    """Return the maximum length of a recording at this rate, at most ``seconds``."""
+    _check_rate(rate, name, row)
+    if channels > MAX_CHANNELS:
+        raise _broken(name, row, f"it has {channels} channels; at most {MAX_CHANNELS} are read")
+    return min(seconds, seconds * _USUAL_RATE // rate)
+
+
+def _mono(blocks: Iterable[Samples], rate: int, seconds: int, name: str, row: int) -> Samples:
+    """Join blocks ``[samples, channels]`` of a file, whose header may be wrong: the length is checked while reading."""
+    averaged, read = [], 0
+    for block in blocks:
+        averaged.append(block.mean(axis=1))
+        read += len(block)
+        if read > seconds * rate:
+            raise _too_long(name, row, read / rate, seconds)
+    return np.concatenate(averaged) if averaged else np.zeros(0, np.float32)
 
 
 def samples(values: Samples, source_rate: int, rate: int, *, seconds: int = MAX_SECONDS, row: int = 0) -> Samples:

@@ -103,14 +103,15 @@ class PreparedSpeech(PreparedRequest):
 
 
 class SpeechRecognition(Task):
-    """Input ``audio`` STRING [1] (a WAV, FLAC or OGG file) or ``samples`` FP32 [-1] (mono, between -1 and 1).
+    """Input ``audio`` STRING [1] (a file) or ``samples`` FP32 [-1] (mono, between -1 and 1).
 
-    ``samples`` are at ``sampling_rate`` Hz (INT32 [1], default 16000). Outputs are ``text_output`` STRING [1],
-    ``chunks`` STRING [1], JSON ``[{"text", "start", "end"}]`` in seconds, ``duration`` FP32 [1] in seconds and
-    ``language`` STRING [1]. ``chunks`` is empty unless ``return_timestamps`` is ``segment``, ``word`` or ``char``; the
-    model determines which of them are available. ``language`` and ``task`` (``transcribe``, ``translate``) are for
-    multilingual Whisper models, which also report the language (``english``) if ``return_language`` is set. ``prompt``
-    is text before the recording, for Whisper.
+    ``audio`` is in a format that :func:`conch.backends.tasks.media.audio` reads. ``samples`` are at ``sampling_rate``
+    Hz (INT32 [1], default 16000). Outputs are ``text_output`` STRING [1], ``chunks`` STRING [1], JSON
+    ``[{"text", "start", "end"}]`` in seconds, ``duration`` FP32 [1] in seconds and ``language`` STRING [1]. ``chunks``
+    is empty unless ``return_timestamps`` is ``segment``, ``word`` or ``char``; the model determines which of them are
+    available. ``language`` and ``task`` (``transcribe``, ``translate``) are for multilingual Whisper models, which also
+    report the language (``english``) if ``return_language`` is set. ``prompt`` is text before the recording, for
+    Whisper.
 
     Whisper transcribes long recordings window by window; each window begins where the last segment ended. Other models
     read overlapping chunks. The parameter ``chunk_length_s`` sets the chunk length (default 30 seconds) and makes

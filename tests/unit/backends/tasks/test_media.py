@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
 from base64 import b64encode
+from io import BytesIO
+from typing import Any
 
+import av
 import numpy as np
 import pytest
 import transformers
@@ -41,6 +45,84 @@ def test_base64_is_read(prefix: bytes) -> None:
     np.testing.assert_array_equal(heard, media.audio(file, RATE))
 
 
+def encoded(format: str, codec: str, rate: int, seconds: float = 1.5, channels: int = 1) -> bytes:
+    """A tone of 440 Hz as a file of FFmpeg."""
+    wave = np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate)) / rate).astype(np.float32) / 2
+    layout = "stereo" if channels == 2 else "mono"
+    frame = av.AudioFrame.from_ndarray(np.stack([wave] * channels), format="fltp", layout=layout)
+    frame.sample_rate = rate
+    file = BytesIO()
+    with av.open(file, "w", format=format) as container:
+        stream: Any = container.add_stream(codec, rate=rate)
+        stream.layout = layout
+        resampler = av.AudioResampler(format=stream.codec_context.format, layout=layout, rate=rate)
+        for converted in (*resampler.resample(frame), *resampler.resample(None), None):
+            container.mux(stream.encode(converted))
+    return file.getvalue()
+
+
+#: Formats and codecs of files that FFmpeg reads, with their sampling rates.
+CONTAINERS = {
+    "m4a": ("ipod", "aac", 44_100), "alac": ("mp4", "alac", 16_000), "webm": ("webm", "libopus", 48_000),
+    "mkv": ("matroska", "aac", 44_100), "aac": ("adts", "aac", 16_000),
+}  # fmt: skip
+
+
+def assert_is_tone(heard: media.Samples, seconds: float) -> None:
+    """The samples are 440 Hz for about ``seconds``; codecs add up to 2048 samples and change the ends."""
+    assert heard.dtype == np.float32
+    assert 0 <= len(heard) - RATE * seconds < 2500
+    middle = heard[4000:20_000]
+    assert np.abs(np.fft.rfft(middle)).argmax() == 440
+    assert np.sqrt((middle**2).mean()) == pytest.approx(0.5 / np.sqrt(2), rel=0.05)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_files_of_ffmpeg_are_read(kind: str, channels: int) -> None:
+    assert_is_tone(media.audio(encoded(*CONTAINERS[kind], channels=channels), RATE), 1.5)
+
+
+def test_mp3_is_read_with_and_without_a_tag() -> None:
+    times = np.arange(int(1.5 * RATE)) / RATE
+    file = sound_file(np.sin(2 * np.pi * 440 * times) / 2, format="MP3")
+    for tag in (b"", b"ID3\x04\x00\x00\x00\x00\x00\x0a" + bytes(10)):
+        assert_is_tone(media.audio(tag + file, RATE), 1.5)
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_long_or_damaged_files_of_ffmpeg_are_refused(kind: str) -> None:
+    file = encoded(*CONTAINERS[kind], seconds=2.5)
+    with pytest.raises(ConchError, match="at most 2 are read"):
+        media.audio(file, RATE, seconds=2)
+    for cut in (12, 40, 200):
+        with pytest.raises(ConchError, match="input 'audio' in row 0 cannot be read") as refused:
+            media.audio(file[:cut], RATE)
+        assert refused.value.code is Code.INVALID_ARG
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        damaged = bytearray(file)
+        for position in rng.integers(12, len(file), 30):
+            damaged[position] ^= 0xFF
+        try:
+            assert np.isfinite(media.audio(bytes(damaged), RATE)).all()
+        except ConchError as error:
+            assert error.code is Code.INVALID_ARG
+
+
+def test_codecs_that_are_not_for_sound_files_are_refused() -> None:
+    with pytest.raises(ConchError, match="its sound is encoded as ac3"):
+        media.audio(encoded("matroska", "ac3", 48_000), RATE)
+
+
+def test_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = encoded(*CONTAINERS["webm"])
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ConchError, match=r"reading M4A, WebM and AAC files needs av: .*\[media\]") as refused:
+        media.audio(file, RATE)
+    assert refused.value.code is Code.UNSUPPORTED
+
+
 def test_header_that_promises_hours_is_refused_before_decoding() -> None:
     file = bytearray(sound_file(np.zeros(4000, np.int16), 1000, "FLAC", "PCM_16"))
     # The 36 bits of the number of samples in STREAMINFO.
@@ -66,7 +148,7 @@ def test_damaged_sound_is_refused(cut: int) -> None:
 
 
 def test_formats_that_are_not_served_are_refused() -> None:
-    with pytest.raises(ConchError, match="not a WAV, FLAC or OGG file"):
+    with pytest.raises(ConchError, match="not a WAV, FLAC, OGG, MP3"):
         media.audio(sound_file(tone(0.1), format="AIFF"), RATE)
 
 

@@ -201,7 +201,7 @@ def test_rows_of_a_request_keep_their_order(ctc: Task) -> None:
         ({"audio": [b"RIFF1234"], "samples": SHORT[None]}, {}, "exactly one of"),
         ({"audio": [sound_file(SHORT), b"RIFFnothing"]}, {}, "input 'audio' in row 1 cannot be read"),
         ({"audio": [b"/etc/passwd"]}, {}, "it is text, but not base64"),
-        ({"audio": [b"http://example.com/a.wav"]}, {}, "not a WAV, FLAC or OGG file"),
+        ({"audio": [b"http://example.com/a.wav"]}, {}, "not a WAV, FLAC, OGG, MP3"),
         ({"audio": [b""]}, {}, "it is empty"),
         ({"samples": np.zeros((1, 0), np.float32)}, {}, "it contains no samples"),
         ({"samples": np.full((1, 400), np.nan, np.float32)}, {}, "not finite numbers"),
