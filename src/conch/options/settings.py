@@ -213,6 +213,11 @@ class Settings:
     http_allowed_host: tuple[str, ...] = option(
         (), "HTTP", "Host that requests may name and that web pages may come from, * for any; repeatable."
     )
+    cors_origins: tuple[str, ...] = option(
+        (), "HTTP", "Origin of web pages that may send requests and read responses, as https://chat.example.com, "
+        "* for any; repeatable.",
+        read=triton_values.origin,
+    )
     http_max_input_size: Count = option(64 << 20, "HTTP", "Largest JSON body or decompressed body, in bytes.")
 
     response_store_bytes: Number = option(

@@ -40,6 +40,7 @@ class Resource(NamedTuple):
 
 #: RE2's syntax, which Triton accepts, for case sensitivity; Python supports it only in groups.
 _WITH_CASE: Final = "(?-i)"
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@A-Z\s]+")
 RESTRICTABLE: Final = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
     "logging",
@@ -198,6 +199,12 @@ def restriction(kind: str) -> Reader:
         return Restriction(apis, header, value)
 
     return parse
+
+
+def origin(flag: str, text: str) -> str:
+    if text != "*" and not _ORIGIN.fullmatch(text):
+        raise bad_option(flag, f"The value must be <scheme>://<host>[:<port>], in lower case, or *. Got {text}")
+    return text
 
 
 def resource(flag: str, text: str) -> Resource:

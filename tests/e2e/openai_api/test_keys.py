@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 
 import openai
@@ -24,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[ConchServer]:
     repository = build(folder / "models", "talker", group="openai")
     (folder / "keys").write_text("ada=key-of-ada\nbob=key-of-bob\n")
-    flags = [f"--api-key-file={folder / 'keys'}", "--log-verbose=1"]
+    flags = [f"--api-key-file={folder / 'keys'}", "--log-verbose=1", "--cors-origins=https://chat.example"]
     environment = {"EVENTS": str(folder), "CONCH_API_KEY": "another"}
     with ConchServer(repository, *flags, log=folder / "log", env=environment) as server:
         yield server
@@ -35,12 +36,16 @@ def connect(server: ConchServer, key: str) -> openai.OpenAI:
 
 
 def status(server: ConchServer, method: str, path: str, **headers: str) -> int:
+    return send(server, method, path, **headers)[0]
+
+
+def send(server: ConchServer, method: str, path: str, **headers: str) -> tuple[int, Message]:
     connection = http.client.HTTPConnection(server.http, timeout=30)
     connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
     reply = connection.getresponse()
     reply.read()
     connection.close()
-    return reply.status
+    return reply.status, reply.headers
 
 
 def test_clients_need_a_key_and_are_named_in_the_access_log(server: ConchServer, folder: Path) -> None:
@@ -86,3 +91,17 @@ def test_calls_of_grpc_need_a_key(server: ConchServer, folder: Path) -> None:
         assert caught.value.status() == "StatusCode.UNAUTHENTICATED"
         assert client.get_server_metadata(headers={"authorization": "Bearer key-of-bob"}).name == "triton"
     assert "ServerMetadata of bob:" in (folder / "log").read_text()
+
+
+def test_pages_of_an_allowed_origin_ask_before_they_send_a_key(server: ConchServer) -> None:
+    asked = {"access_control_request_method": "POST", "access_control_request_headers": "authorization,content-type"}
+    status, headers = send(server, "OPTIONS", "/v1/chat/completions", origin="https://chat.example", **asked)
+    assert (status, headers["Access-Control-Allow-Origin"]) == (204, "https://chat.example")
+    assert headers["Access-Control-Allow-Methods"] == "POST"
+    assert headers["Access-Control-Allow-Headers"] == "authorization,content-type"
+    # The page can read why it is refused.
+    status, headers = send(server, "GET", "/v1/models", origin="https://chat.example")
+    assert (status, headers["Access-Control-Allow-Origin"]) == (401, "https://chat.example")
+    for origin in ("https://evil.example", "http://chat.example"):
+        status, headers = send(server, "OPTIONS", "/v1/chat/completions", origin=origin, **asked)
+        assert (status, headers["Access-Control-Allow-Origin"]) == (405, None)

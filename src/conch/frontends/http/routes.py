@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import ip_address
 from time import monotonic_ns
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -21,7 +20,7 @@ from uuid import uuid4
 from conch.core.errors import Code, ConchError, invalid
 from conch.frontends.access_log import AccessRecord
 from conch.frontends.api_keys import NO_KEYS, REFUSAL, ApiKeys
-from conch.frontends.exposure import is_local
+from conch.frontends.http.browsers import BrowserRules, preflight
 from conch.frontends.http.control import ControlRoutes, RegionRoutes
 from conch.frontends.http.dialects import ANTHROPIC, KSERVE, OPENAI, TEI, Dialect, refuse
 from conch.frontends.http.exchange import HttpExchange
@@ -36,92 +35,6 @@ from conch.machine import logs
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded
 from conch.wire.retrieval.endpoints import ENDPOINTS
-
-# A web page can send requests to any address that its reader's browser reaches. Browsers send ``Origin`` (or
-# ``Sec-Fetch-Site``) with every POST, and a page cannot remove it. A content type that no form can have is sent only
-# after the server has agreed in a preflight, which this one never does. If the server listens on loopback only, a page
-# can also resolve its own name to this machine (DNS rebinding), which shows in ``Host``. Programs send neither a
-# foreign origin nor such a host. The router calls these rules for each request, on the event loop.
-
-
-#: ``Sec-Fetch-Site`` values of requests made by the server's own pages or by the reader.
-_OWN: Final = (b"same-origin", b"none")
-_HARMLESS: Final = (b"GET", b"HEAD")
-#: Content types that a page may send anywhere (Fetch, "CORS-safelisted request-header"); a missing one counts.
-_OF_FORMS: Final = (b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain", b"")
-#: Suffixes that the public DNS does not have: those of this machine, containers, clusters and local networks.
-_PRIVATE: Final = (".localhost", ".internal", ".local")
-#: Maximum number of allowed hosts remembered.
-_REMEMBERED: Final = 256
-
-
-class BrowserRules:
-    """Checks the origin and host of browser requests: ``allowed`` names hosts besides the server's own, ``*`` all.
-
-    ``address`` is the address on which the server listens.
-    """
-
-    def __init__(self, address: str, allowed: Iterable[str]) -> None:
-        self._allowed = frozenset(host.lower() for host in allowed)
-        self._everything = "*" in self._allowed
-        self._checks_host = is_local(address) and not self._everything
-        self._good_hosts: set[bytes] = set()
-
-    def check(self, method: bytes, headers: dict[bytes, bytes]) -> ConchError | None:
-        """Return the error that refuses a request, or None."""
-        host = headers.get(b"host", b"")
-        if self._checks_host and host not in self._good_hosts and not self._may_be_named(host):
-            return _refused(
-                f"the host '{_shown(host)}' is none of this server's, which listens on this machine alone;"
-                " allow it with --http-allowed-host"
-            )
-        if method in _HARMLESS or self._everything:
-            return None
-        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
-        if (origin is None and site is None) or site in _OWN:
-            return None
-        if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() not in _OF_FORMS:
-            return None
-        where = _name(origin.partition(b"://")[2]) if origin is not None else ""
-        if where in self._allowed or (site is None and where and where == _name(host)):
-            return None
-        return _refused(
-            f"requests of web pages of '{_shown(origin or b'another site')}' are not accepted;"
-            " allow its host with --http-allowed-host"
-        )
-
-    def _may_be_named(self, host: bytes) -> bool:
-        """Whether a request to this machine may have this ``Host``, that is, no page elsewhere can have that name."""
-        name = _name(host)
-        good = "." not in name or name.endswith(_PRIVATE) or _is_address(name) or name in self._allowed
-        if good and len(self._good_hosts) < _REMEMBERED:
-            self._good_hosts.add(host)
-        return good
-
-
-def _name(host: bytes) -> str:
-    """Return the name in ``name:port``, in lower case."""
-    text = host.decode("latin-1").lower()
-    if text.startswith("["):
-        return text.partition("]")[0][1:]
-    return text.partition(":")[0].rstrip(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _shown(value: bytes) -> str:
-    return value[:200].decode("latin-1")
-
-
-def _refused(message: str) -> ConchError:
-    return ConchError(message, Code.INVALID_ARG)
-
 
 LOG = logging.getLogger("conch")
 
@@ -202,7 +115,10 @@ class Router:
             for rule in server.settings.http_restricted_api
             for api in rule.apis
         }
-        self._browsers = BrowserRules(address or server.settings.http_address, server.settings.http_allowed_host)
+        settings = server.settings
+        self._browsers = BrowserRules(
+            address or settings.http_address, settings.http_allowed_host, settings.cors_origins
+        )
         control = ControlRoutes(server, offloader, lister)
         table = [] if openai_only else _kserve_table(server, offloader, control)
         table += [*_openai_table(server, offloader, control), *_retrieval_table(server, offloader)]
@@ -221,6 +137,12 @@ class Router:
             if endpoint.dialect.request_id:
                 exchange.response_headers = [(endpoint.dialect.request_id, _request_id(exchange))]
                 exchange.began, exchange.duration_header = monotonic_ns(), endpoint.dialect.duration
+            if cors := self._browsers.cors_headers(exchange.headers):
+                exchange.response_headers = [*exchange.response_headers, *cors]
+                if handler is None and (allowed := preflight(exchange.method, exchange.headers, endpoint.handlers)):
+                    exchange.response_headers += allowed
+                    exchange.route = _respond_to_preflight, ()
+                    return 0
             if handler is None:
                 exchange.refusal = (ConchError("Method Not Allowed"), 405)
                 return 0
@@ -328,6 +250,10 @@ class Router:
             key = exchange.headers.get(b"x-api-key", b"")
             allowed |= hmac.compare_digest(_BEARER + key, value)
         return "" if allowed else f"This API is restricted, expecting header '{shown}'"
+
+
+def _respond_to_preflight(exchange: HttpExchange) -> None:
+    exchange.respond(204, [])
 
 
 def _request_id(exchange: HttpExchange) -> bytes:

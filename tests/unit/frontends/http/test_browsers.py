@@ -2,7 +2,7 @@
 
 import pytest
 
-from conch.frontends.http.routes import BrowserRules
+from conch.frontends.http.browsers import BrowserRules, preflight
 
 LOCAL = "127.0.0.1"
 OPEN = "0.0.0.0"
@@ -88,3 +88,42 @@ def test_hosts_that_are_asked_for_are_remembered_in_bounds() -> None:
     for number in range(1000):
         assert rules.check(b"GET", {b"host": Host(b"h%d" % number)}) is None
     assert kept <= 256
+
+
+def test_pages_of_named_origins_read_responses() -> None:
+    rules = BrowserRules(LOCAL, (), ("https://chat.example", "http://localhost:3000"))
+
+    def origin(*, named: str) -> bytes | None:
+        return dict(rules.cors_headers({b"origin": named.encode()})).get(b"Access-Control-Allow-Origin")
+
+    assert origin(named="https://chat.example") == b"https://chat.example"
+    for other in ("http://chat.example", "https://chat.example:444", "https://chat.example.evil", "null", "*", ""):
+        assert origin(named=other) is None
+    assert rules.cors_headers({}) == []
+    assert (b"Vary", b"Origin") in rules.cors_headers({b"origin": b"http://localhost:3000"})
+    assert BrowserRules(LOCAL, ()).cors_headers({b"origin": b"http://localhost:3000"}) == []
+
+
+def test_pages_of_named_origins_send_forms() -> None:
+    rules = BrowserRules(LOCAL, (), ("https://chat.example",))
+    page = {b"host": b"localhost:8000", b"sec-fetch-site": b"cross-site", b"content-type": b"multipart/form-data"}
+    assert rules.check(b"POST", {**page, b"origin": b"https://chat.example"}) is None
+    assert rules.check(b"POST", {**page, b"origin": b"https://evil.example"}) is not None
+    rebound = {**page, b"origin": b"https://chat.example", b"host": b"evil.example"}
+    assert rules.check(b"POST", rebound) is not None
+
+
+def test_any_origin_has_no_credentials() -> None:
+    headers = dict(BrowserRules(LOCAL, (), ("*",)).cors_headers({b"origin": b"https://a.example"}))
+    assert headers[b"Access-Control-Allow-Origin"] == b"*"
+    assert b"Access-Control-Allow-Credentials" not in headers
+
+
+def test_preflight_names_methods_and_headers() -> None:
+    asked = {b"access-control-request-method": b"POST", b"access-control-request-headers": b"authorization,x-stainless"}
+    headers = dict(preflight(b"OPTIONS", asked, {b"POST": 1, b"GET": 1}))
+    assert headers[b"Access-Control-Allow-Methods"] == b"GET, POST"
+    assert headers[b"Access-Control-Allow-Headers"] == b"authorization,x-stainless"
+    assert preflight(b"POST", asked, [b"POST"]) == preflight(b"OPTIONS", {}, [b"POST"]) == []
+    odd = {**asked, b"access-control-request-headers": b"a\x00b"}
+    assert dict(preflight(b"OPTIONS", odd, [b"POST"]))[b"Access-Control-Allow-Headers"] == b""
