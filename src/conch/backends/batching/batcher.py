@@ -49,6 +49,8 @@ SEQUENCES: Final = 48
 INVARIANT_CHUNK: Final = 128
 #: The maximum number of prompt tokens in a step whose log-probabilities are requested.
 SCORED_CHUNK: Final = 128
+#: The maximum number of proposed tokens in a step, which limits the memory of their logits.
+CHECKED_TOKENS: Final = 256
 _FEATURES: Final = frozenset(
     {
         *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.MIN_P, Feature.SEED),
@@ -290,7 +292,8 @@ class InFlightBatcher(GenerationEngine):
     def _add_proposals(self, scheduled: Sequence[ScheduledSequence], proposer: Proposer) -> None:
         """Extend the chunks of decoding sequences by proposed tokens, as far as there is room without preemption."""
         # Half of the rest is for prompts.
-        left = (self._decoder.batched_tokens - sum(len(entry.chunks) for entry in scheduled)) // 2
+        rest = self._decoder.batched_tokens - sum(len(entry.chunks) for entry in scheduled)
+        left = min(rest // 2, CHECKED_TOKENS)
         entries: list[ScheduledSequence] = []
         wanted: list[tuple[int, list[int], int]] = []
         for entry in scheduled:

@@ -8,9 +8,12 @@ the same, except for the rounding of a network that reads several tokens at once
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+import numpy as np
 
 from conch.backends.batching.decoder import Chunk, Decoder
 from conch.backends.batching.sequence_cache import SequenceCache
@@ -19,8 +22,8 @@ from conch.core.errors import invalid
 
 #: The default number of tokens that are proposed at a time.
 PROPOSED: Final = 5
-#: The lengths of the ends of a text that ``PromptLookup`` searches for, in tokens.
-_NGRAMS: Final = (4, 3, 2)
+#: The maximum length of the end of a text that ``PromptLookup`` searches for, in tokens; the minimum is 2.
+_LONGEST: Final = 4
 #: The number of prompt tokens that a draft model reads in a step, besides the last tokens of all sequences.
 _READ: Final = 128
 #: The maximum number of steps without proposals after tokens were refused.
@@ -70,40 +73,38 @@ class Proposer(ABC):
         """Free all resources."""
 
 
-@dataclass(slots=True)
-class _Ngrams:
-    """The n-grams of a sequence: the position after the last occurrence of each, among the first ``indexed`` tokens."""
-
-    positions: dict[tuple[int, ...], int] = field(default_factory=dict)
-    indexed: int = 0
-
-
 class PromptLookup(Proposer):
-    """Proposes the tokens that followed the last tokens of a sequence at their previous occurrence in it."""
+    """Proposes the tokens that followed the last tokens of a sequence at their previous occurrence in it.
+
+    Searches the whole sequence at each call. An index would take far more memory than the tokens, and reading a long
+    prompt into it would delay the other sequences.
+    """
 
     def __init__(self) -> None:
-        self._ngrams: dict[int, _Ngrams] = {}
+        self._sequences: dict[int, array[int]] = {}
 
     def propose(self, wanted: Sequence[tuple[int, Sequence[int], int]]) -> list[Sequence[int]]:
         return [self._continuation(id, tokens, count) for id, tokens, count in wanted]
 
     def forget(self, id: int) -> None:
-        self._ngrams.pop(id, None)
+        self._sequences.pop(id, None)
 
     def _continuation(self, id: int, tokens: Sequence[int], count: int) -> Sequence[int]:
-        ngrams = self._ngrams.setdefault(id, _Ngrams())
-        for end in range(ngrams.indexed, len(tokens)):
-            for size in _NGRAMS:
-                if size <= end:
-                    ngrams.positions[tuple(tokens[end - size : end])] = end
-        ngrams.indexed = len(tokens)
-        for size in _NGRAMS:
-            position = ngrams.positions.get(tuple(tokens[-size:])) if size <= len(tokens) else None
-            if position is not None:
-                # An occurrence that overlaps the end repeats itself.
-                period = len(tokens) - position
-                return [tokens[position + index % period] for index in range(count)]
-        return ()
+        sequence = self._sequences.setdefault(id, array("i"))
+        sequence.extend(tokens[len(sequence) :])
+        known = np.frombuffer(sequence, np.intc)
+        # The earlier positions of the last token, then those that also have the tokens before it.
+        matches = np.flatnonzero(known[:-1] == known[-1])
+        start = 0  # of the proposed tokens
+        for size in range(2, min(_LONGEST, len(known)) + 1):
+            matches = matches[matches >= size - 1]
+            matches = matches[known[matches - size + 1] == known[-size]]
+            if not len(matches):
+                break
+            start = int(matches[-1]) + 1
+        # An occurrence that overlaps the end repeats itself.
+        period = len(tokens) - start
+        return [tokens[start + index % period] for index in range(count)] if start else ()
 
 
 @dataclass(slots=True)

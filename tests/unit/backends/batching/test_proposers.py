@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from conch.backends.batching.batcher import CHECKED_TOKENS
 from conch.backends.batching.proposers import DraftModel, Lookahead, PromptLookup
 from conch.core.errors import ConchError
 from conch.core.sampling.parameters import SamplingParams
@@ -46,6 +50,33 @@ def test_prompt_lookup_finds_tokens_that_were_appended() -> None:
     assert lookup.propose([(1, tokens, 2)]) == [[3, 4]]
     lookup.forget(1)
     assert lookup.propose([(1, [8, 1, 2], 2)]) == [()]
+
+
+def test_prompt_lookup_finds_the_last_of_the_longest_occurrences() -> None:
+    chance = random.Random(3)
+    lookup = PromptLookup()
+    tokens: list[int] = []
+    for _ in range(300):
+        tokens.append(chance.randrange(6))
+        ends = [
+            end
+            for size in (4, 3, 2)
+            for end in range(len(tokens) - 1, size - 1, -1)
+            if tokens[end - size : end] == tokens[-size:]
+        ]
+        [proposed] = lookup.propose([(1, tokens, 1)])
+        assert list(proposed) == [tokens[end] for end in ends[:1]]
+
+
+def test_prompt_lookup_takes_little_memory_for_a_long_prompt() -> None:
+    chance = random.Random(1)
+    tokens = [chance.randrange(100_000) for _ in range(50_000)]
+    lookup = PromptLookup()
+    tracemalloc.start()
+    lookup.propose([(1, tokens, 5)])
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20 * len(tokens)
 
 
 # Draft models.
@@ -163,6 +194,14 @@ def test_proposals_leave_room_for_prompts() -> None:
     for _ in range(4):
         engine.step()
     assert engine.usage().running == 1
+
+
+def test_logits_of_proposals_are_limited_in_a_step() -> None:
+    decoder = FakeDecoder(batched_tokens=2048, blocks=1024)
+    engine = batcher(decoder, draft=FakeDecoder(blocks=1024), speculative="draft_model", draft_tokens=32)
+    run(engine, *(request(id, PROMPT[: 3 + id % 5], max_tokens=100, ignore_eos=True) for id in range(12)))
+    rows = [sum(chunk.wanted for chunk in chunks) for chunks in decoder.runs]
+    assert CHECKED_TOKENS < max(rows) <= CHECKED_TOKENS + 12
 
 
 def test_beams_are_decoded_without_proposals() -> None:
