@@ -18,7 +18,7 @@ from conch.wire.output.values import partial, pieces
 _START: Final = "<|start|>"
 _CHANNEL: Final = "<|channel|>"
 _MESSAGE: Final = "<|message|>"
-#: Marks that end a message.
+#: Marks that end a message or a header, and all marks that end a message.
 _LAST: Final = ("<|end|>", "<|call|>", "<|return|>")
 _ENDS: Final = (*_LAST, _START, _CHANNEL)
 #: All marks; the others are left out of a message.
@@ -81,9 +81,11 @@ class ChannelParser:
                 self._arguments = ObjectReader()
                 events += self._calls.begin(recipient[1].removeprefix("functions."))
             return True
-        if end is not None or (begins and len(self._pending) >= _LONGEST_HEADER):
-            most = _LONGEST_HEADER - partial(self._pending[:_LONGEST_HEADER], _MARKS)
-            self._begin_message(end.start() if end is not None else most)
+        if end is not None:
+            self._begin_message(end.start())
+            return True
+        if begins and len(self._pending) >= _LONGEST_HEADER:
+            self._begin_message(_LONGEST_HEADER - partial(self._pending[:_LONGEST_HEADER], _MARKS))
             return True
         if begins or any(start.startswith(self._pending) for start in _HEADERS):
             return False

@@ -73,18 +73,18 @@ def _header(pattern: str, arguments: Literal["value", "python"] | ParameterNotat
 
 _FUNCTION: Final = _header(
     r"<function=(?P<name>[^>\n]+)>",
-    ParameterNotation(re.compile(r"<parameter=(?P<key>[^>\n]{1,200})>"), "</parameter>", "</function>", lines=True),
+    ParameterNotation(re.compile(r"<parameter=(?P<key>[^<>\n]{1,200})>"), "</parameter>", "</function>", lines=True),
 )
 _INVOKE: Final = _header(
     r"<invoke name=\"(?P<name>[^\"]+)\">",
     ParameterNotation(
-        re.compile(r"<parameter name=\"(?P<key>[^\"]{1,200})\">"), "</parameter>", "</invoke>", lines=True
+        re.compile(r"<parameter name=\"(?P<key>[^\"<]{1,200})\">"), "</parameter>", "</invoke>", lines=True
     ),
 )
 _DSML: Final = _header(
     r"<｜DSML｜invoke name=\"(?P<name>[^\"]+)\">",
     ParameterNotation(
-        re.compile(r"<｜DSML｜parameter name=\"(?P<key>[^\"]{1,200})\"[^>]{0,100}>"),
+        re.compile(r"<｜DSML｜parameter name=\"(?P<key>[^\"<]{1,200})\"[^>]{0,100}>"),
         "</｜DSML｜parameter>",
         "</｜DSML｜invoke>",
     ),

@@ -133,6 +133,18 @@ def test_harmony_without_the_text_of_a_message(text: str, message: Message) -> N
     assert read(parser_for(Tools(), harmony), *text) == message
 
 
+def test_long_object_without_a_call_is_passed_on_before_its_end() -> None:
+    parser = auto()
+    text = '<tool_call>{"a": "' + "b" * 100_000
+    assert parser.feed(text) == [TextDelta(text)]
+    assert read(auto(), text, HERMES) == read(auto(), text + HERMES) == Message(text, calls=[BONN])
+
+
+def test_long_arguments_are_passed_on_whole() -> None:
+    text = '<tool_call>{"name": "weather", "arguments": {"place": "' + "b" * 200_000 + '"}}</tool_call>'
+    assert read(auto(), text) == Message(calls=[("weather", {"place": "b" * 200_000})])
+
+
 def test_long_header_is_passed_on_before_its_end() -> None:
     parser = parser_for(Tools(), OutputFormat("harmony").dumps())
     assert parser.feed("assistant " + "a" * 390)
