@@ -17,6 +17,7 @@ from conch.wire.grpc import control as grpc_control
 from conch.wire.grpc import infer as grpc_infer
 from conch.wire.json import control as json_control
 from conch.wire.json import generate, infer
+from conch.wire.multipart import read_form
 from conch.wire.openai.chat import ChatRequest, read_chat
 from conch.wire.openai.completions import read_completion
 from conch.wire.openai.inputs import generation_inputs
@@ -24,6 +25,7 @@ from conch.wire.openai.reading import ApiError, Fields, read_body
 from conch.wire.openai.responses.items import read_items
 from conch.wire.openai.responses.request import read_responses
 from conch.wire.retrieval.endpoints import ENDPOINTS, decode
+from conch.wire.transcriptions import read_transcription
 from tests.fuzz.target import target
 
 _SPECS: Final = (
@@ -145,6 +147,32 @@ def openai(data: bytes) -> None:
             for signature in _SIGNATURES:
                 with contextlib.suppress(ConchError, ApiError):
                     generation_inputs(signature, {"text_input": b"x"}, asked.sampling, stream=asked.stream)
+
+
+_SPEECH: Final = ModelSignature(
+    "m", 1, 4,
+    {"audio": TensorSpec("audio", "BYTES", (1,)), "temperature": TensorSpec("temperature", "FP32", (1,))},
+    {name: TensorSpec(name, "BYTES", (1,)) for name in ("text_output", "chunks")},
+)  # fmt: skip
+_PART: Final = b"--e\r\nContent-Disposition: form-data; name="
+
+
+@target(
+    seeds=(
+        _PART + b'"file"; filename="a\\"b.wav"\r\nContent-Type: audio/wav\r\n\r\nRIFF\r\n'
+        + _PART + b'"model"\r\n\r\nm\r\n' + _PART + b'"temperature"\r\n\r\n0.5\r\n--e--\r\n',
+        _PART + b"model\r\n\r\nm\r\n" + _PART + b"response_format\r\n\r\nverbose_json\r\n"
+        + _PART + b'"timestamp_granularities[]"\r\n\r\nword\r\n' + _PART + b'"file"\r\n\r\n\r\n--e--',
+    ),
+    tokens=(b"\r\n", b"--e", b"--", b'"', b"\\", b";", b"=", b":", b"name", b"filename*", b"stream", b"nan", b"true"),
+)  # fmt: skip
+def forms(data: bytes) -> None:
+    for task in ("transcribe", "translate"):
+        with contextlib.suppress(ConchError):
+            plan, inputs = read_transcription(
+                read_form(data, "multipart/form-data; boundary=e"), task, lambda _: _SPEECH
+            )
+            assert len(plan.timestamps) == len(inputs) > 0
 
 
 _TEXT: Final = TensorSpec("text_input", "BYTES", (1,), optional=True)

@@ -66,6 +66,15 @@ def compressed_member(server: Server, stack: ExitStack) -> None:
     _post(server, "/v1/chat/completions", body, _GZIP)
 
 
+@attack("forms in gzip: a million parts, and 50 MB that resemble boundaries", conch_only=True)
+def compressed_forms(server: Server, stack: ExitStack) -> None:
+    headers = {"Content-Type": "multipart/form-data; boundary=" + 70 * "a", **_GZIP}
+    part = b"--%b\r\nContent-Disposition: form-data; name=model\r\n\r\n" % (70 * b"a")
+    almost = b"\r\n--%b" % (69 * b"a")
+    for body in ((part + b"talker\r\n") * 400_000, part + almost * 700_000):
+        _post(server, "/v1/audio/transcriptions", gzip.compress(body, 1), headers)
+
+
 @attack("a response and a message of 400,000 items in gzip", conch_only=True)
 def compressed_items(server: Server, stack: ExitStack) -> None:
     item = b'{"role":"user","content":"a"}'
