@@ -159,6 +159,33 @@ def test_stored_response_is_returned_and_removed(client: Any) -> None:
     assert respond(client, input="three", previous_response_id=first.id).output_text == "three"
 
 
+def test_input_items_are_listed_in_pages(client: Any) -> None:
+    messages = [{"role": "user", "content": f"text {number}"} for number in range(23)]
+    id = respond(client, input=messages).id
+    written = [message["content"] for message in messages]
+
+    def listed(**query: Any) -> Any:
+        return client.responses.input_items.list(id, **query)
+
+    def texts(items: Any) -> list[str]:
+        return [item.content[0].text for item in items]
+
+    first = listed()
+    assert (texts(first.data), first.has_more) == (written[:2:-1], True)
+    assert texts(first) == written[::-1]  # the client reads all pages
+    assert texts(listed(order="asc", limit=10)) == written
+    page = listed(order="asc", limit=2, after=first.data[-1].id)
+    assert (texts(page.data), page.has_more) == (written[4:6], True)
+    assert (page.first_id, page.last_id) == (page.data[0].id, page.data[1].id)
+    [oldest] = listed(order="asc", limit=1).data
+    end = listed(after=oldest.id)
+    assert (end.data, end.has_more) == ([], False)
+    for query in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "msg_0"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            listed(**query)
+        assert caught.value.param == next(iter(query))
+
+
 def _ids(items: Any) -> dict[str, Any]:
     return {"first_id": items.first_id, "last_id": items.last_id, "has_more": items.has_more}
 

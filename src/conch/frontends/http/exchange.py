@@ -45,7 +45,8 @@ class ExchangeOwner(Protocol):
 class HttpExchange:
     """A request and its response, once the request has arrived in full.
 
-    ``path`` is the raw target without its query. ``headers`` have lower-case names; the last of equal names wins.
+    ``path`` is the raw target without its ``query``, which the connection sets. ``headers`` have lower-case names; the
+    last of equal names wins.
     ``names`` maps them to the names as sent, if the application requests them. ``body`` is the whole body, after
     chunked framing and before decompression.
 
@@ -74,6 +75,7 @@ class HttpExchange:
         "names",
         "on_disconnect",
         "path",
+        "query",
         "record",
         "refusal",
         "response_headers",
@@ -92,6 +94,7 @@ class HttpExchange:
         self._budget = owner.budget
         self.method = method
         self.path = path
+        self.query = ""
         self.headers = headers
         self.names: dict[bytes, bytes] = {}
         #: Content type prefix for binary responses; the size of the JSON header is appended to it.

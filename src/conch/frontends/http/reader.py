@@ -226,7 +226,7 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         self.in_head = False
         self._head_bytes = 0
-        path = self._target.partition(b"?")[0]
+        path, _, query = self._target.partition(b"?")
         if not path.startswith(b"/"):
             try:
                 path = httptools.parse_url(path).path or b"/"
@@ -239,6 +239,7 @@ class RequestReader:
         if not keep_alive and (version := self._parser.get_http_version()) not in _VERSIONS:
             raise _Refused(505, f"HTTP {version} is not served here: send HTTP/1.1")
         self._exchange = exchange = HttpExchange(receiver, self._parser.get_method(), path, headers, keep_alive)
+        exchange.query = query.decode("latin-1")
         if self._names is not None:
             exchange.names, self._names = self._names, {}
         self._limit = limit = self._application.open(exchange)

@@ -120,7 +120,7 @@ class Responses:
 
     async def _input_items(self, exchange: HttpExchange, id: str) -> None:
         entry = await self._stored(exchange, id)
-        exchange.respond(200, [JSON], await self._offloader.run(len(entry), work.input_items, entry))
+        exchange.respond(200, [JSON], await self._offloader.run(len(entry), work.input_items, entry, exchange.query))
 
 
 def _key(owner: str, id: str) -> str:

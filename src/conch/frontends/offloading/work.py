@@ -240,9 +240,9 @@ def encode_infer(
     return len(document) if blobs else 0, parts
 
 
-def input_items(entry: Buffer) -> bytes:
-    """Return the list of the input items of a stored response."""
-    return list_items(entry)
+def input_items(entry: Buffer, query: str) -> bytes:
+    """Return a list of input items of a stored response; ``query`` is that of the request."""
+    return list_items(entry, query)
 
 
 def retrieval_body(plan: RetrievalPlan, model: str, parts: list[Sequence[WireTensor]]) -> Buffer:

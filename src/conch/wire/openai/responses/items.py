@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, Final
+from urllib.parse import parse_qsl
 from uuid import uuid4
 
 import orjson
@@ -244,10 +245,31 @@ def _chat_content(content: str | list[dict[str, Any]]) -> str | list[dict[str, A
     ]
 
 
-def list_items(entry: Buffer) -> bytes:
-    """Return the list of the input items of a stored response, the newest first, as OpenAI does."""
-    _, items = split_entry(entry)
-    newest: list[Item] = orjson.loads(items)[::-1]
-    ids = [item["id"] for item in newest]
-    listed = {"object": "list", "data": newest, "has_more": False}
-    return orjson.dumps({**listed, "first_id": ids[0] if ids else "", "last_id": ids[-1] if ids else ""})
+#: The default and maximum number of items in a list, as at OpenAI.
+_PAGE: Final = 20
+_LONGEST_PAGE: Final = 100
+
+
+def list_items(entry: Buffer, query: str) -> bytes:
+    """Return a list of input items of a stored response; ``query`` has OpenAI's ``limit``, ``order`` and ``after``.
+
+    Raises ApiError for invalid values, and for an item that the response does not have.
+    """
+    values = dict(parse_qsl(query))
+    limit, order, after = values.get("limit", str(_PAGE)), values.get("order", "desc"), values.get("after")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= _LONGEST_PAGE):
+        raise wrong("limit", limit, f"a whole number from 1 to {_LONGEST_PAGE}")
+    if order not in ("asc", "desc"):
+        raise wrong("order", order, "asc or desc")
+    _, stored = split_entry(entry)
+    items: list[Item] = orjson.loads(stored)
+    if order == "desc":
+        items.reverse()
+    ids = [item["id"] for item in items]
+    if after is not None and after not in ids:
+        raise ApiError(f"The response has no input item with id '{after}'", "after")
+    start = 0 if after is None else ids.index(after) + 1
+    end = start + int(limit)
+    page = ids[start:end] or [""]
+    listed = {"object": "list", "data": items[start:end], "has_more": end < len(items)}
+    return orjson.dumps({**listed, "first_id": page[0], "last_id": page[-1]})
