@@ -42,6 +42,7 @@ class RequestsResponder:
         id: str = "",
         outputs: tuple[str, ...] = (),
         parameters: Mapping[str, ParameterValue] | None = None,
+        priority: int = 0,
     ) -> None:
         self._exchange = exchange
         self._model = model.name
@@ -53,6 +54,7 @@ class RequestsResponder:
                 id=id,
                 outputs=outputs,
                 parameters=parameters or {},
+                priority=priority,
             )
             for part, tensors in enumerate(inputs)
         ]

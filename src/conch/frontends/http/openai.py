@@ -47,7 +47,7 @@ class GenerationResponder(RequestsResponder):
         self._top = plan.logprobs or 0
         self._stream = plan.stream
         self._members = plan.members
-        super().__init__(exchange, model, inputs, id=self._response.id)
+        super().__init__(exchange, model, inputs, id=self._response.id, priority=plan.priority)
         #: Numbers of the requests whose prompt tokens have been counted.
         self._counted: set[int] = set()
 

@@ -260,8 +260,8 @@ class ResponsePlan(ABC):
     alternatives to each token (None: no log-probabilities). ``members`` are the request's names of parameters, where
     they differ from those of the model. ``adapter`` is the id of the LoRA adapter that the request names as its model.
     ``output_format`` is the one of the model's signature. ``token_ids``: the choices have the ids of their tokens.
-    ``request_id`` is the client's identifier of the request. A stream ends with the usage if ``include_usage``; with
-    ``continuous_usage``, every chunk has the usage so far.
+    ``request_id`` is the client's identifier of the request, ``priority`` its level in the model's queue. A stream ends
+    with the usage if ``include_usage``; with ``continuous_usage``, every chunk has the usage so far.
     """
 
     choices: int
@@ -275,6 +275,7 @@ class ResponsePlan(ABC):
     output_format: str = ""
     token_ids: bool = False
     request_id: str = ""
+    priority: int = 0
 
     @abstractmethod
     def answer(self, model: str) -> GenerationResponse:

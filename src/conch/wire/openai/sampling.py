@@ -23,7 +23,8 @@ class Decoding:
     log-probabilities). ``members`` are the request's names of parameters, where they differ from those of the model.
     A stream ends with the usage if ``include_usage``; with ``continuous_usage``, every chunk has the usage so far.
     ``token_ids``: the choices have the ids of their tokens. ``request_id`` is the client's identifier of the request,
-    ``adapter`` the id of the LoRA adapter that the request names as its model.
+    ``priority`` the level in the model's queue (0 for the default), ``adapter`` the id of the LoRA adapter that the
+    request names as its model.
     """
 
     sampling: dict[str, Any]
@@ -34,6 +35,7 @@ class Decoding:
     continuous_usage: bool = False
     token_ids: bool = False
     request_id: str = ""
+    priority: int = 0
     adapter: str = ""
 
     def with_adapter(self, id: str, name: str) -> Self:
@@ -63,6 +65,7 @@ class Decoding:
             "continuous_usage": self.continuous_usage,
             "token_ids": self.token_ids,
             "request_id": self.request_id,
+            "priority": self.priority,
             "members": self.members,
             "adapter": self.adapter,
         }
@@ -113,11 +116,12 @@ def read_sampling(fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def read_marks(fields: Fields) -> dict[str, Any]:
-    """Return vLLM's members about a response: its identifier, and whether it has token ids."""
+    """Return vLLM's members about a response: its identifier and priority, and whether it has token ids."""
     request_id = fields.text("request_id") or ""
     if len(request_id) > _LONGEST_ID:
         raise ApiError(f"'request_id' has more than {_LONGEST_ID} characters", "request_id")
-    return {"request_id": request_id, "token_ids": fields.flag("return_token_ids")}
+    priority = fields.integer("priority", 0, INT32) or 0
+    return {"request_id": request_id, "token_ids": fields.flag("return_token_ids"), "priority": priority}
 
 
 def read_stream(fields: Fields) -> dict[str, Any]:
