@@ -96,16 +96,16 @@ def write_checkpoint(
     tokenizer.save_pretrained(folder)
 
 
-def write_adapter(checkpoint: Path, folder: Path, seed: int) -> None:
+def write_adapter(checkpoint: Path, folder: Path, seed: int, *, rank: int = 4) -> None:
     """A LoRA adapter of the attention of ``checkpoint`` with random weights from ``seed``, as peft writes it."""
     generator, tensors = torch.Generator().manual_seed(seed), {}
     for name, weight in load_file(checkpoint / "model.safetensors").items():
         if name.endswith(("q_proj.weight", "v_proj.weight")):
             layer = f"base_model.model.{name.removesuffix('.weight')}"
             rows, columns = weight.shape
-            tensors[f"{layer}.lora_A.weight"] = torch.randn(4, columns, generator=generator) * 0.5
-            tensors[f"{layer}.lora_B.weight"] = torch.randn(rows, 4, generator=generator) * 0.5
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "lora_dropout": 0.0}
+            tensors[f"{layer}.lora_A.weight"] = torch.randn(rank, columns, generator=generator) * 0.5
+            tensors[f"{layer}.lora_B.weight"] = torch.randn(rows, rank, generator=generator) * 0.5
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 8, "lora_dropout": 0.0}
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(
         json.dumps({**config, "bias": "none", "target_modules": ["q_proj", "v_proj"]})

@@ -345,7 +345,11 @@ class Checkpoint:
         """Why engine ``openvino`` cannot serve the GGUF file; empty if it can, and for a folder."""
         if self.gguf is None:
             return ""
-        return openvino_problem(self.gguf, str(self.config.get("model_type", "")), bool(self.options.adapters))
+        return openvino_problem(
+            self.gguf,
+            str(self.config.get("model_type", "")),
+            bool(self.options.adapters or self.options.adapter_folders),
+        )
 
     @property
     def llamacpp_problem(self) -> str:

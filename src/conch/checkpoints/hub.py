@@ -228,7 +228,7 @@ def _first_line(error: BaseException) -> str:
 _CHECKPOINT: Final = ("config.json", "conch.json", "modules.json")
 _SWITCH: Final = "trust_remote_code"
 #: Parameters that name files or folders.
-_PATHS: Final = ("model", "cache_dir", "chat_template", "speculative_model", "lora_modules")
+_PATHS: Final = ("model", "cache_dir", "chat_template", "speculative_model", "lora_modules", "lora_folders")
 
 
 def is_checkpoint_folder(version_directory: Path) -> bool:
@@ -275,12 +275,12 @@ def _named(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the parameters that name files, each with its file names."""
     for name in _PATHS:
         value = values.get(name)
-        if name == "lora_modules" and isinstance(value, str):
+        if name in ("lora_modules", "lora_folders") and isinstance(value, str):
             try:
                 value = json.loads(value)
             except ValueError:
                 continue  # rejected where it is parsed
-        for text in value.values() if isinstance(value, dict) else [value]:
+        for text in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
             if isinstance(text, str) and text:
                 yield name, text
 

@@ -181,6 +181,17 @@ class Options:
             raise invalid("parameter 'lora_modules' must be a JSON object of folders by the adapter's name")
         return document
 
+    @property
+    def adapter_folders(self) -> list[str]:
+        """Folders from which clients may load LoRA adapters (``lora_folders``). Raises INVALID_ARG, naming it."""
+        try:
+            document = json.loads(self.text("lora_folders") or "[]")
+        except ValueError:
+            document = None
+        if not isinstance(document, list) or not all(isinstance(path, str) and path for path in document):
+            raise invalid("parameter 'lora_folders' must be a JSON list of folders")
+        return document
+
     def text_limit(self, tokens: int) -> int:
         """Return the maximum length of a text in bytes for a model that accepts ``tokens`` tokens.
 

@@ -31,6 +31,8 @@ RUNTIME_FACT_PREFIX: Final = "conch."
 CHAT_TEMPLATE: Final = "chat_template"
 #: The runtime fact of text models with LoRA adapters: a JSON list of their names.
 ADAPTERS: Final = "adapters"
+#: The runtime fact of text models: ``yes`` if clients may load LoRA adapters.
+LOADS_ADAPTERS: Final = "loads_adapters"
 #: The runtime fact of text models: their output format, see ``conch.wire.output.formats``.
 OUTPUT_FORMAT: Final = "output_format"
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from conch import __version__
 from conch.config.reading import shown_name
-from conch.core.errors import ConchError, invalid, unavailable
+from conch.core.errors import ConchError, invalid, not_found, unavailable, unsupported
 from conch.core.inference import ModelSignature
 from conch.machine import logs
 from conch.machine.facts import visible_gpus
@@ -277,6 +277,46 @@ class InferenceServer:
             for adapter in signature.adapters:
                 owners.setdefault(adapter, []).append(name)
         return owners
+
+    async def load_adapter(self, name: str, path: str, model: str = "", *, in_place: bool = False) -> None:
+        """Load a LoRA adapter into a model; without ``model``, into the only one that allows it.
+
+        Raises UNSUPPORTED for a model whose parameters do not allow it, and the errors of its worker.
+        """
+        if not name.strip():
+            raise invalid("the name of a LoRA adapter is empty", "lora_name")
+        if name in self.ready_models():
+            raise invalid(f"'{name}' is the name of a model: choose another one for the LoRA adapter", "lora_name")
+        if model:
+            chosen = self.model(model)
+        else:
+            chosen = self._only([loaded for loaded in self._newest() if loaded.loads_adapters], "load LoRA adapters")
+        await chosen.load_adapter(name, path, in_place)
+        LOG.info("loaded LoRA adapter '%s' of model '%s' from %s", name, chosen.name, path)
+
+    async def unload_adapter(self, name: str, model: str = "") -> None:
+        """Unload a LoRA adapter that was loaded at run time. Raises NOT_FOUND for an unknown one."""
+        if model:
+            chosen = self.model(model)
+        else:
+            owners = [loaded for loaded in self._newest() if name in loaded.signature.adapters]
+            if not owners:
+                raise not_found(f"The lora adapter '{name}' cannot be found.")
+            chosen = self._only(owners, f"have a LoRA adapter '{name}'")
+        await chosen.unload_adapter(name)
+        LOG.info("unloaded LoRA adapter '%s' of model '%s'", name, chosen.name)
+
+    def _newest(self) -> list[Model]:
+        """Return the newest version of each model that serves."""
+        return list({model.name: model for model in sorted(self._table.loaded(), key=attrgetter("version"))}.values())
+
+    def _only(self, models: list[Model], what: str) -> Model:
+        if not models:
+            raise unsupported(f"no model is configured to {what}: its parameter 'lora_folders' must name folders")
+        if len(models) > 1:
+            names = ", ".join(sorted(model.name for model in models))
+            raise invalid(f"several models {what}: name one of {names}", "base_model_name")
+        return models[0]
 
     def statistics(self, name: str = "", version: int = -1) -> list[dict[str, Any]]:
         """Return the statistics of one version, of all ready versions of a model, or of all models."""

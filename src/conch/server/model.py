@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from conch.backends.table import BACKENDS, Backend, RequestParameters, backend_of
 from conch.config import render
-from conch.config.complete import OUTPUT_FORMAT
+from conch.config.complete import LOADS_ADAPTERS, OUTPUT_FORMAT
 from conch.config.schema import ModelConfig, datatype, implementation
 from conch.config.signature import full_shape, parameters, platform
 from conch.config.signature import signature as make_signature
-from conch.core.errors import Code, ConchError, did_you_mean, invalid, unavailable
+from conch.core.errors import Code, ConchError, did_you_mean, invalid, unavailable, unsupported
 from conch.core.inference import InferRequest, InferResponse, ModelSignature
 from conch.core.tensors import WireTensor
 from conch.core.validation import validate_request
@@ -210,6 +210,34 @@ class Model:
         self.statistics.runtime_facts = dict(runtime_facts)
         self.shown_config = shown(self.config, runtime_facts)
         self.config_json = render.to_json(self.shown_config).encode()
+
+    async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
+        """Load a LoRA adapter at run time. Raises UNSUPPORTED if the model's parameters do not allow it."""
+        self._require_adapters()
+        await self.executor.load_adapter(name, path, in_place)
+        self.set_runtime_facts(self.executor.runtime_facts)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter that was loaded at run time; requests in flight keep it."""
+        self._require_adapters()
+        await self.executor.unload_adapter(name)
+        self.set_runtime_facts(self.executor.runtime_facts)
+
+    @property
+    def loads_adapters(self) -> bool:
+        """Whether clients may load LoRA adapters."""
+        return LOADS_ADAPTERS in self.statistics.runtime_facts
+
+    def _require_adapters(self) -> None:
+        if not self.loads_adapters:
+            raise unsupported(
+                f"model '{self.name}' does not load LoRA adapters at run time: its parameter 'lora_folders' must name "
+                "the folders that may have them"
+            )
+        if self.cache is not None:
+            raise unsupported(
+                f"model '{self.name}' does not load LoRA adapters at run time, because its responses are cached"
+            )
 
     def labels(self, output: str) -> Sequence[str] | None:
         """Return the labels of an output's classes; None if no file names them."""

@@ -9,7 +9,6 @@ import pytest
 
 from conch.core.errors import Code, ConchError
 from conch.wire.json.control import (
-    LoadParameters,
     document_body,
     error_body,
     read_index,
@@ -17,6 +16,7 @@ from conch.wire.json.control import (
     read_log_settings,
     read_unload,
 )
+from conch.wire.loads import LoadParameters
 
 
 def refusal(read: Any, body: bytes) -> tuple[Code, str]:

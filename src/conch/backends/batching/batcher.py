@@ -39,6 +39,7 @@ from conch.backends.generation.engine import (
     Progress,
     TokenLogprobs,
 )
+from conch.backends.generation.lora import LoraWeights
 from conch.core.errors import invalid, unavailable
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature
 from conch.core.sampling.structures import Structure
@@ -156,7 +157,8 @@ class InFlightBatcher(GenerationEngine):
         self.features = _FEATURES
         if decoder.rewinds:
             self.features |= {Feature.BEAMS}
-        if self.adapters:
+        self.loads_adapters = decoder.loads_adapters
+        if self.adapters or spec.adapter_folders:
             self.features |= {Feature.LORA}
         self._grammars = grammar_compiler(spec, self.vocabulary)
         if self._grammars is not None:
@@ -209,6 +211,12 @@ class InFlightBatcher(GenerationEngine):
         self._sequences[sequence.id] = sequence
         insort(self._waiting, sequence, key=_rank)
 
+    def attach_adapter(self, key: str, adapter: LoraWeights) -> None:
+        self._decoder.attach_adapter(key, adapter)
+
+    def detach_adapter(self, key: str) -> None:
+        self._decoder.detach_adapter(key)
+
     def compile(self, structure: Structure) -> Any:
         return self._grammars.compile(structure) if self._grammars is not None else None
 
@@ -221,7 +229,7 @@ class InFlightBatcher(GenerationEngine):
         scheduled += self._schedule_prompts(rows, progress)
         scored = any(entry.sequence.scores_prompt for entry in scheduled)
         seconds = 0.0
-        for adapter, group in _by_adapter(scheduled) if self.adapters else [("", scheduled)]:
+        for adapter, group in _by_adapter(scheduled) if Feature.LORA in self.features else [("", scheduled)]:
             # A beam search of an earlier group may have preempted sequences of this one.
             group = [entry for entry in group if entry.sequence.slots]
             if group:

@@ -17,6 +17,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from conch.backends.generation.lora import LoraWeights
+
 Logits = npt.NDArray[np.float32]
 
 
@@ -58,6 +60,7 @@ class Decoder(ABC):
     precision: str = ""
     rewinds: bool = True
     adapters: tuple[str, ...] = ()
+    loads_adapters: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, chunks: Sequence[Chunk], adapter: str = "") -> Logits:
@@ -66,6 +69,14 @@ class Decoder(ABC):
         Returns the logits ``[sum of wanted, vocabulary]`` in the order of ``chunks`` and tokens. The caller may
         overwrite them, and the next call may too. An exception means that the decoder is broken.
         """
+
+    def attach_adapter(self, key: str, adapter: LoraWeights) -> None:
+        """Add an adapter, as an engine does; see ``GenerationEngine.attach_adapter``."""
+        raise NotImplementedError
+
+    def detach_adapter(self, key: str) -> None:
+        """Free an adapter that no run uses any more."""
+        raise NotImplementedError
 
     @abstractmethod
     def share(self, source: int, target: int, tokens: int, copied: tuple[int, int] | None) -> None:

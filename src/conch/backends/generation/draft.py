@@ -58,6 +58,7 @@ def draft_spec(spec: EngineSpec, engine: str) -> EngineSpec:
         gguf=checkpoint.gguf,
         context=checkpoint.positions,
         adapters={},
+        adapter_folders=(),
         speculative="",
         draft=None,
     )

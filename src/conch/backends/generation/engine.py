@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from conch.backends.generation.lora import LoraWeights
 from conch.checkpoints.gguf import GgufFile
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError
@@ -41,9 +42,10 @@ class EngineSpec:
     ``context`` is the length limit of a sequence with its prompt, ``cache_tokens`` the size of the KV cache, and
     ``max_batched_tokens`` the prompt tokens of a step, all in tokens; zero leaves a number to the engine. With
     ``batch_invariant``, the result of a request must not depend on other requests. ``adapters`` are folders of LoRA
-    adapters by name. ``speculative`` is a method of speculative decoding (empty: none): ``draft_model`` with the
-    folder or file ``draft``, or ``ngram``. ``arguments`` go to the engine's library unchanged (vLLM's engine arguments,
-    for example). ``tokenizer`` is only needed for structured output.
+    adapters by name; clients may load others from ``adapter_folders``, if there are any. ``speculative`` is a method of
+    speculative decoding (empty: none): ``draft_model`` with the folder or file ``draft``, or ``ngram``. ``arguments``
+    go to the engine's library unchanged (vLLM's engine arguments, for example). ``tokenizer`` is only needed for
+    structured output.
     """
 
     directory: Path
@@ -62,6 +64,7 @@ class EngineSpec:
     prefix_caching: bool = True
     batch_invariant: bool = False
     adapters: Mapping[str, Path] = field(default_factory=dict)
+    adapter_folders: Sequence[Path] = ()
     speculative: str = ""
     draft: Path | None = None
     draft_tokens: int = 0
@@ -169,8 +172,10 @@ class GenerationEngine(ABC):
     batch_invariant: bool = False
     #: Warnings about the model, for the log.
     warnings: Sequence[str] = ()
-    #: Names of LoRA adapters, the values of ``SamplingParams.lora_name``.
+    #: Names of LoRA adapters, the values that ``lora_name`` may have in requests.
     adapters: tuple[str, ...] = ()
+    #: Whether ``attach_adapter`` works, for a model with ``EngineSpec.adapter_folders``.
+    loads_adapters: bool = False
 
     @abstractmethod
     def add(self, request: EngineRequest) -> None:
@@ -187,6 +192,17 @@ class GenerationEngine(ABC):
         interpreter lock, and must not touch anything that steps use. Raises ConchError (INVALID_ARG for a structure
         that does not compile).
         """
+
+    def attach_adapter(self, key: str, adapter: LoraWeights) -> None:
+        """Add a LoRA adapter between two steps, for requests with the ``lora_name`` ``key``.
+
+        Raises INVALID_ARG for an adapter that does not fit the model, and then keeps nothing of it.
+        """
+        raise NotImplementedError
+
+    def detach_adapter(self, key: str) -> None:
+        """Free an adapter that no request in flight uses."""
+        raise NotImplementedError
 
     @abstractmethod
     def step(self) -> list[Progress]:

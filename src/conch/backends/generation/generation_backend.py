@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final, Protocol
 
 from conch.backends.base.arrays import Request
 from conch.backends.base.backend_base import BackendBase, quiet_libraries, versioned
+from conch.backends.generation.adapters import CACHE_BYTES, ENGINES, MAX_RANK
 from conch.backends.generation.compilation import COMPILE_SECONDS
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.backends.generation.gguf_check import NOT_CHECKED, verify_gguf
@@ -49,6 +51,11 @@ def open_engine(name: str, spec: EngineSpec) -> GenerationEngine:
     Raises INVALID_ARG for a model that the engine cannot load, and UNSUPPORTED if its library is not installed.
     """
     module: Any = import_module(f"conch.backends.engines.{name}")
+    if spec.adapter_folders and name not in ENGINES:
+        raise invalid(
+            f"engine '{name}' does not load LoRA adapters at run time (parameter 'lora_folders'): the engines "
+            f"{' and '.join(ENGINES)} do"
+        )
     engine: GenerationEngine = module.open(spec)
     if spec.batch_invariant and not engine.batch_invariant:
         engine.close()
@@ -119,6 +126,8 @@ class GenerationBackend(BackendBase):
         self.threads = 2
         self._lock = threading.Lock()
         self._compile_seconds = COMPILE_SECONDS
+        self._adapter_folders: Sequence[Path] = ()
+        self._adapter_limits: dict[str, int] = {}
         self._cancelled: dict[int, bool] = {}  # by serial number, for requests that are being read
         quiet_libraries()
 
@@ -154,6 +163,11 @@ class GenerationBackend(BackendBase):
         self._compile_seconds = checkpoint.options.number("structured_output_timeout", COMPILE_SECONDS)
         if self._compile_seconds <= 0:
             raise invalid(f"parameter 'structured_output_timeout' is {self._compile_seconds:g}; it must be more than 0")
+        self._adapter_limits = {
+            "lora_cache_bytes": checkpoint.options.integer("lora_cache_bytes", CACHE_BYTES),
+            "max_lora_rank": checkpoint.options.integer("max_lora_rank", MAX_RANK),
+        }
+        self._adapter_folders = spec.adapter_folders
         engine = open_engine(name, spec)
         for warning in engine.warnings:
             self.warn_of(warning)
@@ -176,6 +190,8 @@ class GenerationBackend(BackendBase):
             reserve=reserve,
             arriving=self._arriving,
             compile_seconds=self._compile_seconds,
+            adapter_folders=self._adapter_folders,
+            **self._adapter_limits,
         )
         self._service.start()
 
@@ -209,6 +225,16 @@ class GenerationBackend(BackendBase):
             if self._cancelled.pop(serial):
                 raise cancelled("Request was cancelled")
             self._service.submit(state)
+
+    def control(self, header: Header) -> bool:
+        if header["op"] == "load_adapter":
+            name, path = header["name"], header["path"]
+            self._service.load_adapter(name, path, in_place=header["in_place"], later=header["later"])
+        elif header["op"] == "unload_adapter":
+            self._service.unload_adapter(header["name"])
+        else:
+            return super().control(header)
+        return True
 
     def cancel(self, serial: int) -> None:
         with self._lock:

@@ -62,6 +62,9 @@ GENERATION_PARAMETERS: Final = (
     Parameter("speculative_model", "folder", "none", "a smaller checkpoint that guesses tokens ahead"),
     Parameter("num_speculative_tokens", "tokens", "5", "tokens that are guessed at a time, at most 32"),
     Parameter("lora_modules", "JSON", "none", "LoRA adapters by the names that requests give: folders, or GGUF files"),
+    Parameter("lora_folders", "JSON", "none", "folders from which clients may load LoRA adapters at run time: a list"),
+    Parameter("lora_cache_bytes", "bytes", "1073741824", "memory for the adapters that clients have loaded"),
+    Parameter("max_lora_rank", "number", "256", "the highest rank of an adapter that clients load"),
     *LLAMACPP_PARAMETERS,
 )
 
@@ -142,6 +145,7 @@ def engine_spec(
         prefix_caching=options.flag("enable_prefix_caching", True),
         batch_invariant=options.flag("batch_invariant"),
         adapters={name: checkpoint.named_path("lora_modules", path) for name, path in options.adapters.items()},
+        adapter_folders=[checkpoint.named_path("lora_folders", path) for path in options.adapter_folders],
         speculative=speculative_method(options),
         draft=find_draft(checkpoint, tokenizer),
         draft_tokens=options.integer("num_speculative_tokens"),

@@ -12,13 +12,15 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic_ns, sleep
 from typing import Any, Final
 
 from conch.backends.base.arrays import Request, Result, failure
+from conch.backends.generation.adapters import CACHE_BYTES, MAX_RANK, AdapterStore, LoadedAdapter
 from conch.backends.generation.compilation import COMPILE_SECONDS, Compilations
 from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
 from conch.core.errors import ConchError, cancelled, internal, unavailable
@@ -84,6 +86,8 @@ class RequestState:
     finish_reasons: list[str] = field(default_factory=list)
     #: The compiled form of ``structure``.
     compiled: Any = None
+    #: The adapter that clients have loaded and this request uses.
+    adapter: LoadedAdapter | None = None
 
     @property
     def finished(self) -> bool:
@@ -93,6 +97,11 @@ class RequestState:
     def structure(self) -> Structure | None:
         """The structure that the output must match, the same for all prompts of a request; None if there is none."""
         return next((sampling.structured_outputs for _, sampling in self.builder.prompts), None)
+
+    @property
+    def lora_name(self) -> str:
+        """The LoRA adapter of a request, the same for all prompts; empty if there is none."""
+        return next((sampling.lora_name for _, sampling in self.builder.prompts), "")
 
     @property
     def prompt_tokens(self) -> int:
@@ -200,7 +209,8 @@ class GenerationService:
     ``pack`` returns the description of a response for a frame, with an ``error`` if the response cannot be sent. With
     ``reserve``, a request starts only when the KV cache can hold it at its maximum length, so that no request is ever
     preempted; otherwise it starts as soon as the engine accepts it. ``arriving`` returns whether the threads that read
-    frames have work to do. ``compile_seconds`` is the timeout for compiling the structure of a request.
+    frames have work to do. ``compile_seconds`` is the timeout for compiling the structure of a request. Clients may
+    load LoRA adapters from ``adapter_folders``; ``lora_cache_bytes`` and ``max_lora_rank`` are their limits.
     """
 
     def __init__(
@@ -212,6 +222,9 @@ class GenerationService:
         reserve: bool = False,
         arriving: Callable[[], bool] = lambda: False,
         compile_seconds: float = COMPILE_SECONDS,
+        adapter_folders: Sequence[Path] = (),
+        lora_cache_bytes: int = CACHE_BYTES,
+        max_lora_rank: int = MAX_RANK,
     ) -> None:
         self._engine = engine
         self._channel = channel
@@ -220,6 +233,9 @@ class GenerationService:
         self._reserve = reserve and engine.cache_tokens > 0
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._compilations = Compilations(engine, compile_seconds)
+        self._adapters = AdapterStore(
+            engine, adapter_folders, self._commands.put, limit=lora_cache_bytes, max_rank=max_lora_rank
+        )
         self._engine_ids = count(1)
         self._orders = count(1)
         self._states: dict[int, RequestState] = {}  # by serial number
@@ -243,6 +259,35 @@ class GenerationService:
     def cancel(self, serial: int) -> None:
         """Cancel a request; no effect if it has ended. Called by the threads that read frames."""
         self._commands.put(lambda: self._cancel(serial))
+
+    def load_adapter(self, name: str, path: str, *, in_place: bool = False, later: bool = False) -> None:
+        """Load a LoRA adapter and send a reply; with ``later``, its first request loads it, and there is no reply.
+
+        Called by the threads that read frames. Raises INVALID_ARG or UNSUPPORTED for a path that is not allowed.
+        """
+        folder = self._adapters.resolve(path)
+        if later:
+            self._commands.put(lambda: self._adapters.register(name, folder))
+        else:
+            self._commands.put(lambda: self._adapters.load(name, folder, self._reply, in_place=in_place))
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter and send a reply; called by the threads that read frames."""
+        self._commands.put(lambda: self._unload_adapter(name))
+
+    def _unload_adapter(self, name: str) -> None:
+        try:
+            self._adapters.unload(name)
+        except ConchError as error:
+            self._reply(error)
+        else:
+            self._reply(None)
+
+    def _reply(self, error: ConchError | None) -> None:
+        if error is None:
+            self._channel.send({"op": "adapted"})
+        else:
+            self._channel.send({"op": "failed", "error": [error.code.name, error.message, error.public]})
 
     def stop(self, seconds: float = 5.0) -> None:
         """End all requests and close the engine; wait for the thread to end, up to ``seconds``."""
@@ -293,6 +338,18 @@ class GenerationService:
                     self._finish(other)
         if not state.builder.prompts:
             self._respond(state)
+        else:
+            self._adapters.acquire(state.lora_name, lambda *result: self._on_adapter(state, *result))
+
+    def _on_adapter(self, state: RequestState, adapter: LoadedAdapter | None, error: ConchError | None) -> None:
+        """Continue a request after its adapter has been loaded, or fail it with the ``error``."""
+        if state.request.serial not in self._states:  # cancelled, or its deadline has passed
+            if adapter is not None:
+                self._adapters.release(adapter)
+            return
+        state.adapter = adapter
+        if error is not None:
+            self._end(state, error, "error")
         elif state.structure is None:
             self._wait(state)
         else:
@@ -365,6 +422,8 @@ class GenerationService:
         first = 0
         try:
             for prompt, sampling in state.builder.prompts:
+                if state.adapter is not None:
+                    sampling = replace(sampling, lora_name=state.adapter.key)
                 number = next(self._engine_ids)
                 self._engine.add(EngineRequest(number, prompt, sampling, state.priority, state.compiled))
                 self._owners[number] = state, first
@@ -459,6 +518,9 @@ class GenerationService:
         if state.scheduled:
             self._reserved -= self._needed(state)
         self._report.end(state)
+        if state.adapter is not None:
+            adapter, state.adapter = state.adapter, None
+            self._adapters.release(adapter)
 
     def _send(self) -> None:
         """Send a frame with the events since the last frame."""

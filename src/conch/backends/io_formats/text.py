@@ -32,7 +32,7 @@ from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.stream import TextStream, spelt
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.config.complete import ADAPTERS, CHAT_TEMPLATE, OUTPUT_FORMAT
+from conch.config.complete import ADAPTERS, CHAT_TEMPLATE, LOADS_ADAPTERS, OUTPUT_FORMAT
 from conch.core.errors import invalid
 from conch.core.inference import TensorSpec
 from conch.core.sampling import TEXT_GENERATION
@@ -602,6 +602,8 @@ class TextBackend(GenerationBackend):
         self.runtime_facts[CHAT_TEMPLATE] = "yes" if tokenizer.template else "none"
         output_format = self._output_format(checkpoint, tokenizer, settings)
         self.runtime_facts[OUTPUT_FORMAT] = output_format.dumps()
+        if checkpoint.options.adapter_folders:
+            self.runtime_facts[LOADS_ADAPTERS] = "yes"
         if engine.adapters:
             self.runtime_facts[ADAPTERS] = json.dumps(engine.adapters)
         io_format = TextInterface(

@@ -70,12 +70,22 @@ class ControlMethods:
         return control.index(await self._lister.one(self._server.public_index(request.ready)))
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> Any:
-        config, files = control.read_load(request)
-        await self._server.load(request.model_name, config, files)
+        parameters = control.read_load(request)
+        if parameters.lora_name:
+            self._server.require_explicit_control()
+            name, path = parameters.lora_name, parameters.lora_path
+            await self._server.load_adapter(name, path, request.model_name, in_place=True)
+        else:
+            await self._server.load(request.model_name, parameters.config, parameters.files)
         return pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest) -> Any:
-        await self._server.unload(request.model_name, control.read_unload(request))
+        dependents, adapter = control.read_unload(request)
+        if adapter:
+            self._server.require_explicit_control()
+            await self._server.unload_adapter(adapter, request.model_name)
+        else:
+            await self._server.unload(request.model_name, dependents)
         return pb.RepositoryModelUnloadResponse()
 
     def log_settings(self, request: pb.LogSettingsRequest) -> Any:

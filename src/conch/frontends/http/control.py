@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from conch.core.errors import invalid, unavailable, unsupported
 from conch.frontends.http.background_tasks import BackgroundTasks
-from conch.frontends.http.exchange import JSON, HttpExchange
+from conch.frontends.http.exchange import JSON, PLAIN, HttpExchange
 from conch.frontends.http.status import refuse
 from conch.frontends.offloading.offloader import LARGE_BYTES, Offloader
 from conch.frontends.yielding import YieldingLister
@@ -72,7 +72,6 @@ class RegionRoutes:
         exchange.respond(200, [JSON])
 
 
-_PLAIN: Final = (b"Content-Type", b"text/plain")
 _REPOSITORY: Final = "'repository_name' specification is not supported"
 
 
@@ -87,16 +86,16 @@ class ControlRoutes:
 
     def live(self, exchange: HttpExchange) -> None:
         self._refuse_if_exiting()
-        exchange.respond(200 if self._server.live else 400, [_PLAIN])
+        exchange.respond(200 if self._server.live else 400, [PLAIN])
 
     def ready(self, exchange: HttpExchange) -> None:
         self._refuse_if_exiting()
-        exchange.respond(200 if self._server.ready else 400, [_PLAIN])
+        exchange.respond(200 if self._server.ready else 400, [PLAIN])
 
     def model_ready(self, exchange: HttpExchange, name: str, version: int) -> None:
         self._refuse_if_exiting()
         if self._server.model_ready(name, version):
-            exchange.respond(200, [_PLAIN])
+            exchange.respond(200, [PLAIN])
         else:
             exchange.respond(400, [JSON], wire.error_body("Model version not ready"))
 
@@ -130,7 +129,8 @@ class ControlRoutes:
 
     def unload(self, exchange: HttpExchange, repository: str, name: str) -> None:
         self.admit(repository, name)
-        unloading = self._server.unload(name, wire.read_unload(exchange.body))
+        dependents, adapter = wire.read_unload(exchange.body)
+        unloading = self._server.unload_adapter(adapter, name) if adapter else self._server.unload(name, dependents)
         self._tasks.start(exchange, _respond_after(exchange, unloading))
 
     def log_settings(self, exchange: HttpExchange) -> None:
@@ -166,6 +166,11 @@ class ControlRoutes:
         del body
         parameters = await decoding
         exchange.on_disconnect = None
+        if parameters.lora_name:
+            self._server.require_explicit_control()
+            await self._server.load_adapter(parameters.lora_name, parameters.lora_path, name, in_place=True)
+            exchange.respond(200, [JSON])
+            return
         files = {path: bytes(data) for path, data in parameters.files.items()}
         await self._server.load(name, parameters.config, files)
         exchange.respond(200, [JSON])

@@ -18,6 +18,7 @@ from conch.frontends.budget import ByteBudget
 
 #: Content type of JSON responses.
 JSON: Final = (b"Content-Type", b"application/json")
+PLAIN: Final = (b"Content-Type", b"text/plain")
 Headers = Iterable[tuple[bytes, bytes]]
 
 _STATUS_LINE = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}

@@ -162,7 +162,10 @@ class ModelRequests:
             parent = self._server.adapter_model(name) if absent else None
             if parent is None:
                 raise
-            return self._server.model(parent)
+            model = self._server.model(parent)
+            if name.removeprefix(f"{parent}:") not in model.signature.adapters:  # unloaded with its model
+                raise
+            return model
 
     def start(self, exchange: HttpExchange, translation: Translation) -> None:
         """Decode the body of an exchange and start its requests."""

@@ -6,7 +6,7 @@ The router calls them on the event loop; a process decodes large bodies.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from time import time
 from typing import Final
@@ -17,7 +17,9 @@ from conch import __version__
 from conch.core.errors import ConchError, not_found
 from conch.core.inference import InferResponse
 from conch.core.tensors import WireTensor
-from conch.frontends.http.exchange import JSON, HttpExchange
+from conch.frontends.http.background_tasks import BackgroundTasks
+from conch.frontends.http.dialects import refuse
+from conch.frontends.http.exchange import JSON, PLAIN, HttpExchange
 from conch.frontends.http.model_requests import ModelRequests, RequestsResponder, Translation
 from conch.frontends.http.openai_status import STATUS
 from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
@@ -27,6 +29,7 @@ from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.wire.openai.inputs import default_temperature
 from conch.wire.openai.models import list_body, model_body
+from conch.wire.openai.reading import read_body
 from conch.wire.openai.response import ChoiceDelta, ResponsePlan, read_response
 from conch.wire.retrieval.models import kinds
 
@@ -108,6 +111,7 @@ class OpenAi:
         self._server = server
         self._created = int(time())
         self.requests = ModelRequests(server, offloader)
+        self._tasks = BackgroundTasks(refuse)
 
     def models(self, exchange: HttpExchange) -> None:
         """Handle ``GET /v1/models``: list the ready models that an endpoint can use, and their LoRA adapters."""
@@ -121,6 +125,24 @@ class OpenAi:
         if not self._is_usable(name if parent is None else parent):
             raise not_found(f"The model '{name}' does not exist")
         exchange.respond(200, [JSON], model_body(name, self._created, self._context(parent or name), parent))
+
+    def load_adapter(self, exchange: HttpExchange) -> None:
+        """Handle ``POST /v1/load_lora_adapter`` of vLLM; ``base_model_name`` chooses one of several models."""
+        fields = read_body(exchange.body)
+        name, path = fields.required_text("lora_name"), fields.required_text("lora_path")
+        model, in_place = fields.text("base_model_name") or "", fields.flag("load_inplace")
+        fields.finish()
+        loading = self._server.load_adapter(name, path, model, in_place=in_place)
+        self._tasks.start(exchange, _respond_after(exchange, loading, f"LoRA adapter '{name}' added"))
+
+    def unload_adapter(self, exchange: HttpExchange) -> None:
+        """Handle ``POST /v1/unload_lora_adapter`` of vLLM."""
+        fields = read_body(exchange.body)
+        fields.ignore("lora_int_id")
+        name, model = fields.required_text("lora_name"), fields.text("base_model_name") or ""
+        fields.finish()
+        unloading = self._server.unload_adapter(name, model)
+        self._tasks.start(exchange, _respond_after(exchange, unloading, f"LoRA adapter '{name}' removed"))
 
     def version(self, exchange: HttpExchange) -> None:
         """Handle ``GET /version``, as vLLM does."""
@@ -166,3 +188,9 @@ class OpenAi:
         """Return the inputs of requests, with this server's default temperature for a model that takes it."""
         temperature = default_temperature(model.signature, self._server.settings.default_temperature)
         return [{**tensors, **temperature} for tensors in inputs]
+
+
+async def _respond_after(exchange: HttpExchange, action: Awaitable[None], done: str) -> None:
+    """Respond as vLLM when ``action`` completes."""
+    await action
+    exchange.respond(200, [PLAIN], f"Success: {done} successfully.".encode())

@@ -121,6 +121,7 @@ class Router:
         )
         control = ControlRoutes(server, offloader, lister)
         table = [] if openai_only else _kserve_table(server, offloader, control)
+        table += [] if openai_only else _adapter_table(server, offloader)
         table += [*_openai_table(server, offloader, control), *_retrieval_table(server, offloader)]
         self._table = [(re.compile(route.pattern), route) for route in (*table, *further)]
         self._known: dict[bytes, _Route] = {}
@@ -348,6 +349,15 @@ def _openai_table(server: InferenceServer, offloader: Offloader, control: Contro
         HttpEndpoint(r"/v1/audio/translations", "inference", {post: recordings.translate}, large=True, dialect=OPENAI),
         HttpEndpoint(r"/version", "metadata", {get: openai.version}, dialect=OPENAI),
         HttpEndpoint(r"/health/ready", "health", {get: control.ready}, dialect=OPENAI),
+    ]
+
+
+def _adapter_table(server: InferenceServer, offloader: Offloader) -> list[HttpEndpoint]:
+    """Return vLLM's routes for LoRA adapters, which a port with only OpenAI's API does not have."""
+    openai = OpenAi(server, offloader)
+    return [
+        HttpEndpoint(rf"/v1/{name}_lora_adapter", "model-repository", {b"POST": handler}, dialect=OPENAI)
+        for name, handler in (("load", openai.load_adapter), ("unload", openai.unload_adapter))
     ]
 
 

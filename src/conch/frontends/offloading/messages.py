@@ -24,9 +24,9 @@ from conch.core.errors import Code, ConchError, clipped, unavailable
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec, ignore
 from conch.core.tensors import Buffer, WireTensor
 from conch.wire.endpoints import FORMS
-from conch.wire.json.control import LoadParameters
 from conch.wire.json.generate import Layout
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput
+from conch.wire.loads import LoadParameters
 from conch.wire.openai.chat import ChatPlan
 from conch.wire.openai.completions import CompletionPlan
 from conch.wire.openai.reading import ApiError

@@ -9,6 +9,7 @@ Their resources are registered before their workers start, and belong to their w
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,14 +19,15 @@ from itertools import count
 from time import monotonic_ns
 from typing import Any
 
+from conch.config.complete import ADAPTERS
 from conch.config.schema import InstanceGroup, ModelConfig
-from conch.core.errors import ConchError, internal, unavailable
+from conch.core.errors import ConchError, internal, not_found, unavailable
 from conch.core.inference import InferRequest, InferResponse, ignore
 from conch.machine import logs
 from conch.server.execution.executor import STOPPING, Executor
 from conch.server.execution.starting import WorkerPlacement, instances_of
 from conch.server.execution.worker import SupervisedWorker
-from conch.server.runtime_facts import RuntimeFacts, merged
+from conch.server.runtime_facts import RuntimeFacts, adapters, merged
 from conch.server.schedulers.batching import BatchDecision, Scheduler
 from conch.server.schedulers.rate_limiter import GLOBAL, InstanceRateLimiter, LimitedInstance, ResourceKey
 from conch.server.schedulers.sequences.scheduler import NullRequest
@@ -190,6 +192,9 @@ class Dispatcher(Executor):
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = 0
         self._lost: ConchError | None = None  # set while no worker can run requests
+        #: The paths of the LoRA adapters that clients have loaded, by name.
+        self.adapters: dict[str, str] = {}
+        self._adapting = asyncio.Lock()  # a worker replies to one question at a time
 
     # Executor interface
 
@@ -254,8 +259,38 @@ class Dispatcher(Executor):
 
     @property
     def runtime_facts(self) -> RuntimeFacts:
-        """The merged runtime facts of the workers."""
-        return merged(worker.runtime_facts for worker in self._workers)
+        """The merged runtime facts of the workers, with the LoRA adapters that clients have loaded."""
+        facts = merged(worker.runtime_facts for worker in self._workers)
+        names = (*adapters(facts), *self.adapters)
+        return facts | {ADAPTERS: json.dumps(names)} if names else facts
+
+    async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
+        async with self._adapting:
+            loaded: list[WorkerProcess] = []
+            try:
+                for process in self.processes:
+                    await process.load_adapter(name, path, in_place)
+                    loaded.append(process)
+            except ConchError:
+                before = self.adapters.get(name)
+                for process in loaded:
+                    if before is None:
+                        await process.unload_adapter(name)
+                    else:
+                        process.register_adapter(name, before)
+                raise
+            self.adapters[name] = path
+            for process in self.processes:
+                if process not in loaded:  # started meanwhile
+                    process.register_adapter(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        async with self._adapting:
+            if name not in self.adapters:
+                raise not_found(f"LoRA adapter '{name}' was not loaded by a client")
+            del self.adapters[name]
+            for process in self.processes:
+                await process.unload_adapter(name)
 
     def add(self, worker: SupervisedWorker) -> None:
         """Add a worker, which calls :meth:`on_available` when it can run batches."""

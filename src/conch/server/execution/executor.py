@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conch.core.inference import InferRequest
+from conch.server.runtime_facts import RuntimeFacts
 from conch.workers.host.process import WorkerProcess
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
@@ -32,6 +33,11 @@ class Executor:
         return ()
 
     @property
+    def runtime_facts(self) -> RuntimeFacts:
+        """The runtime facts of the workers."""
+        return {}
+
+    @property
     def sequences(self) -> int:
         """Number of sequences that are active or wait for a slot."""
         return 0
@@ -42,6 +48,14 @@ class Executor:
 
     def submit(self, request: InferRequest) -> None:
         """Run or enqueue a request, which then ends exactly once; raises :class:`ConchError` if it is refused."""
+        raise NotImplementedError
+
+    async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
+        """Load a LoRA adapter into all workers. Raises ConchError, and then none of them has it."""
+        raise NotImplementedError
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter that was loaded so. Raises NOT_FOUND for another one."""
         raise NotImplementedError
 
     def retire(self) -> None:

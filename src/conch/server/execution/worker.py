@@ -53,6 +53,9 @@ class RestartBackOff:
 class WorkerOwner(Protocol):
     """The owner of workers, which assigns batches to them; see :class:`conch.server.execution.dispatch.Dispatcher`."""
 
+    #: The paths of the LoRA adapters that clients have loaded, by name; new workers get them.
+    adapters: dict[str, str]
+
     def on_available(self, worker: SupervisedWorker) -> None:
         """Called when ``worker`` has started or restarted."""
 
@@ -125,6 +128,8 @@ class SupervisedWorker:
         process.on_response_sent = self._owner.on_response_sent
         process.on_prepared = self._owner.on_prepared
         process.on_progress = partial(self._owner.on_progress, process.pid)
+        for name, path in self._owner.adapters.items():
+            process.register_adapter(name, path)
         if process.alive:
             self._owner.on_available(self)
         else:

@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2
 from conch.config.schema import ModelConfig
 from conch.core.errors import invalid, unsupported
 from conch.machine.logs import FORMATS, LogSettings
+from conch.wire.loads import ADAPTER_PARAMETERS, LoadParameters, check_adapter
 from conch.wire.trace_values import NUMBERS, field, read_levels, read_number, refuse_file
 
 
@@ -89,35 +90,40 @@ def index(entries: Iterable[Mapping[str, Any]]) -> service_pb2.RepositoryIndexRe
     return service_pb2.RepositoryIndexResponse(models=entries)
 
 
-def read_load(request: service_pb2.RepositoryModelLoadRequest) -> tuple[str | None, dict[str, bytes]]:
-    """Return the configuration (JSON) and the files by relative path of a load. Raises INVALID_ARG or UNSUPPORTED."""
+def read_load(request: service_pb2.RepositoryModelLoadRequest) -> LoadParameters:
+    """Return the parameters of a load. Raises INVALID_ARG or UNSUPPORTED."""
     check_repository_name(request.repository_name)
     config: str | None = None
     files: dict[str, bytes] = {}
+    adapter: dict[str, str] = {}
     for key, parameter in request.parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
-        if key == "config":
+        if key == "config" or key in ADAPTER_PARAMETERS:
             if kind != "string_param":
                 raise invalid(f"invalid value type for load parameter '{key}', expected string_param.")
-            config = parameter.string_param
+            if key == "config":
+                config = parameter.string_param
+            else:
+                adapter[key] = parameter.string_param
         elif key.startswith(_FILE):
             if kind != "bytes_param":
                 raise invalid(f"invalid value type for load parameter '{key}', expected bytes_param.")
             files[key.removeprefix(_FILE)] = parameter.bytes_param
         else:
             raise invalid(f"unrecognized load parameter '{key}'.")
-    return config, files
+    check_adapter(adapter, alone=config is None and not files)
+    return LoadParameters(config, files, **adapter)
 
 
-def read_unload(request: service_pb2.RepositoryModelUnloadRequest) -> bool:
-    """Whether to unload the steps of an ensemble with it."""
+def read_unload(request: service_pb2.RepositoryModelUnloadRequest) -> tuple[bool, str]:
+    """Return whether to unload the steps of an ensemble too, and the LoRA adapter to unload instead of the model."""
     check_repository_name(request.repository_name)
-    parameter = request.parameters.get("unload_dependents")
-    if parameter is None:
-        return False
-    if parameter.WhichOneof("parameter_choice") != "bool_param":
+    dependents, adapter = request.parameters.get("unload_dependents"), request.parameters.get("lora_name")
+    if dependents is not None and dependents.WhichOneof("parameter_choice") != "bool_param":
         raise invalid("invalid value type for 'unload_dependents' parameter, expected bool_param.")
-    return bool(parameter.bool_param)
+    if adapter is not None and adapter.WhichOneof("parameter_choice") != "string_param":
+        raise invalid("invalid value type for 'lora_name' parameter, expected string_param.")
+    return dependents is not None and dependents.bool_param, "" if adapter is None else adapter.string_param
 
 
 def check_repository_name(name: str) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from conch.core.errors import clipped, internal, invalid, unavailable, unsupported
@@ -17,18 +16,11 @@ from conch.core.tensors import Buffer
 from conch.machine.logs import FORMATS
 from conch.wire import trace_values
 from conch.wire.json import text
+from conch.wire.loads import ADAPTER_PARAMETERS, LoadParameters, check_adapter
 
 _FILE: Final = "file:"
 #: The size of ``cudaIpcMemHandle_t`` (bytes).
 _HANDLE_SIZE: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class LoadParameters:
-    """The parameters of a load: a configuration (JSON) and files by relative path, in place of the repository's."""
-
-    config: str | None = None
-    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def error_body(message: str) -> bytes:
@@ -58,15 +50,19 @@ def read_load(body: Buffer) -> LoadParameters:
     """Return the parameters of a load; raises INTERNAL for unknown ones, as Triton does, INVALID_ARG for bad base64."""
     config: str | None = None
     files: dict[str, bytes] = {}
+    adapter: dict[str, str] = {}
     for key, value in text.as_members(_object(body).get("parameters", {})).items():
         string = text.as_string(value)
         if key == "config":
             config = string
+        elif key in ADAPTER_PARAMETERS:
+            adapter[key] = string
         elif key.startswith(_FILE):
             files[text.as_string(key).removeprefix(_FILE)] = _base64(key, string)
         else:
             raise internal("unexpected error on creating Triton parameter")
-    return LoadParameters(config, files)
+    check_adapter(adapter, alone=config is None and not files)
+    return LoadParameters(config, files, **adapter)
 
 
 def _base64(key: str, value: str) -> bytes:
@@ -76,10 +72,11 @@ def _base64(key: str, value: str) -> bytes:
         raise invalid(f"load parameter '{key}' is not valid base64: {error}") from None
 
 
-def read_unload(body: Buffer) -> bool:
-    """Whether to unload the steps of an ensemble with it."""
+def read_unload(body: Buffer) -> tuple[bool, str]:
+    """Return whether to unload the steps of an ensemble too, and the LoRA adapter to unload instead of the model."""
     parameters = text.optional_object(_object(body), "parameters")
-    return text.as_bool(parameters.get("unload_dependents", False), "Unable to parse 'unload_dependents'")
+    dependents = text.as_bool(parameters.get("unload_dependents", False), "Unable to parse 'unload_dependents'")
+    return dependents, text.as_string(parameters.get("lora_name", ""))
 
 
 class SystemRegionParameters(NamedTuple):

@@ -256,7 +256,7 @@ def _repeated(names: list[str]) -> str:
 
 
 #: Frames with which a worker replies to the server; it sends all other frames unprompted.
-ANSWERS: Final = frozenset({"completed", "preloads", "ready", "failed", "stopped"})
+ANSWERS: Final = frozenset({"completed", "preloads", "ready", "adapted", "failed", "stopped"})
 
 
 class ModelCalls:

@@ -209,6 +209,19 @@ class WorkerProcess:
             raise ConchError(message, Code[code], public=public)
         return reply
 
+    async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
+        """Load a LoRA adapter. Raises ConchError if the worker refuses it or has ended."""
+        await self.ask({"op": "load_adapter", "name": name, "path": path, "in_place": in_place, "later": False})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter. Raises NOT_FOUND for an unknown one."""
+        await self.ask({"op": "unload_adapter", "name": name})
+
+    def register_adapter(self, name: str, path: str) -> None:
+        """Add a LoRA adapter that another worker of the model has loaded; its first request loads it."""
+        if self.alive:
+            self._link.send({"op": "load_adapter", "name": name, "path": path, "in_place": True, "later": True})
+
     def execute(self, requests: Sequence[InferRequest], on_done: Callable[[Execution], None]) -> None:
         """Run a batch; ``on_done`` is called once, before the responses of the batch are delivered.
 

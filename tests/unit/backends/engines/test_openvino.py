@@ -14,6 +14,7 @@ pytest.importorskip("openvino")
 pytest.importorskip("torch")
 
 from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
+from conch.backends.generation.lora import LoraWeights
 from conch.core.sampling.parameters import Feature, SamplingParams
 from conch.core.sampling.structures import Structure
 from tests.unit.backends.engines.driving import finished, generate
@@ -253,7 +254,8 @@ def test_biases_bans_and_penalties_change_the_tokens(engine: GenerationEngine) -
     assert len(set(varied)) > 1
 
 
-def test_an_adapter_changes_the_weights(directory: Path, module: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loaded", [False, True])
+def test_an_adapter_changes_the_weights(directory: Path, module: Any, tmp_path: Path, loaded: bool) -> None:
     import copy
 
     import torch
@@ -262,15 +264,22 @@ def test_an_adapter_changes_the_weights(directory: Path, module: Any, tmp_path: 
     merged, tensors = copy.deepcopy(module), {}
     torch.manual_seed(9)
     for layer in range(SIZES["num_hidden_layers"]):
-        name = f"model.layers.{layer}.self_attn.q_proj"
+        name = f"model.layers.{layer}.self_attn.{'o_proj' if layer else 'q_proj'}"
         down, up = torch.randn(4, 64) * 0.3, torch.randn(64, 4) * 0.3
         tensors[f"base_model.model.{name}.lora_A.weight"] = down
         tensors[f"base_model.model.{name}.lora_B.weight"] = up
         merged.get_submodule(name).weight.data += 2 * up @ down
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
-    engine = opened(directory, adapters={"french": tmp_path})
-    assert Feature.LORA in engine.features and engine.adapters == ("french",)
+    if loaded:
+        engine = opened(directory, adapter_folders=[tmp_path])
+        engine.attach_adapter("french", LoraWeights.read(tmp_path))
+        engine.attach_adapter("other", LoraWeights.read(tmp_path))
+        engine.detach_adapter("other")
+    else:
+        engine = opened(directory, adapters={"french": tmp_path})
+        assert engine.adapters == ("french",)
+    assert Feature.LORA in engine.features
     asked = prompts(6)
     for number, prompt in enumerate(asked):
         adapter = "french" if number % 2 else ""

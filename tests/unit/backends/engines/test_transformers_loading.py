@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from conch.backends.engines.transformers import engine as engine_module
 from conch.backends.engines.transformers import network
 from conch.backends.engines.transformers.network import DecoderNetwork
-from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
+from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine, Progress
+from conch.backends.generation.lora import LoraWeights
 from conch.checkpoints.gguf import GgufFile, read_gguf
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
@@ -160,6 +161,35 @@ def test_adapters_share_a_model_and_not_a_batch(folder: Path, tmp_path: Path) ->
     error = refusal(folder, adapters={"none": tmp_path / "none"})
     missing = tmp_path / "none"
     assert error.message == f"LoRA adapter 'none' cannot be loaded from '{missing}': it has no adapter_config.json"
+
+
+def test_adapters_are_attached_between_steps(folder: Path, tmp_path: Path) -> None:
+    models = {"": reference(folder)}
+    for number, name in enumerate(("fixed", "first", "second")):
+        torch.manual_seed(number)
+        models[name] = adapted(folder, tmp_path / name)
+    engine = opened(folder, adapters={"fixed": tmp_path / "fixed"}, adapter_folders=[tmp_path])
+    prompt = [3 + number % 90 for number in range(40)]
+    steps: list[Progress] = []
+    for number, name in enumerate(models):
+        if name in ("first", "second"):
+            engine.attach_adapter(name, LoraWeights.read(tmp_path / name))
+        engine.add(EngineRequest(number, prompt, SamplingParams(max_tokens=8, temperature=0, lora_name=name)))
+        steps += engine.step()
+    while engine.busy:
+        steps += engine.step()
+    for number, name in enumerate(models):
+        expected = generated(models[name], prompt, max_new_tokens=8)[0]
+        assert [token for step in steps if step.id == number for token in step.tokens] == expected
+    engine.detach_adapter("first")
+    wide = LoraWeights.read(tmp_path / "second")
+    wide.layers["model.embed_tokens"] = next(iter(wide.layers.values()))
+    with pytest.raises(ConchError, match=r"weights 'model.embed_tokens.lora_A.weight' that cannot be added"):
+        engine.attach_adapter("wide", wide)
+    assert (
+        tokens(finished(engine, EngineRequest(0, prompt, SamplingParams(max_tokens=8, temperature=0))))
+        == (generated(models[""], prompt, max_new_tokens=8)[0])
+    )
 
 
 def as_gguf(folder: Path, target: Path, scaling: str = "", factor: float = 0.0, **tensors: Any) -> GgufFile:

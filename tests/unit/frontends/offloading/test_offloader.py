@@ -27,9 +27,10 @@ from conch.frontends.offloading.messages import resolve_spans
 from conch.frontends.offloading.offloader import LARGE_BYTES, OffloadedCall, Offloader, OffloadingProcess
 from conch.machine.memory import children_of
 from conch.wire.endpoints import ENDPOINTS
-from conch.wire.json.control import LoadParameters, read_load
+from conch.wire.json.control import read_load
 from conch.wire.json.generate import Layout, encode_generate
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, decode_infer, encode_infer
+from conch.wire.loads import LoadParameters
 from conch.wire.openai.reading import ApiError, Fields
 from conch.wire.regions import NO_REGIONS, Regions
 

@@ -8,6 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 from conch.core.errors import Code, ConchError
 from conch.machine.logs import LogSettings
 from conch.wire.grpc import control
+from conch.wire.loads import LoadParameters
 
 
 def refusal(function, *arguments) -> tuple[Code, str]:
@@ -43,7 +44,7 @@ def test_load_parameters_are_taken_apart():
     request = pb.RepositoryModelLoadRequest(model_name="m")
     request.parameters["config"].string_param = "{}"
     request.parameters["file:1/model.py"].bytes_param = b"\0"
-    assert control.read_load(request) == ("{}", {"1/model.py": b"\0"})
+    assert control.read_load(request) == LoadParameters("{}", {"1/model.py": b"\0"})
 
 
 @pytest.mark.parametrize(

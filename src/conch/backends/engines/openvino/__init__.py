@@ -35,7 +35,9 @@ def open(spec: EngineSpec) -> GenerationEngine:
 
 def _open(spec: EngineSpec) -> Decoder:
     if spec.gguf is not None:
-        if problem := openvino_problem(spec.gguf, str(spec.config.get("model_type", "")), bool(spec.adapters)):
+        if problem := openvino_problem(
+            spec.gguf, str(spec.config.get("model_type", "")), bool(spec.adapters or spec.adapter_folders)
+        ):
             others = other_engines(spec.gguf, spec.adapters.values(), without="openvino")
             raise invalid(
                 f"engine 'openvino' cannot serve {spec.source}: {problem}; set parameter 'engine' to {others}"

@@ -19,9 +19,10 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from conch.backends.batching.decoder import Chunk, Decoder, Logits
 from conch.backends.engines.openvino.gguf_weights import gguf_graph
-from conch.backends.engines.openvino.lora import Adapter, add_branches
+from conch.backends.engines.openvino.lora import adapter_inputs, add_branches
 from conch.backends.engines.openvino.precision import BLOCK, TOKENS_EACH, Precision, cache_blocks, capabilities
 from conch.backends.generation.engine import EngineSpec
+from conch.backends.generation.lora import LoraWeights
 from conch.backends.graphs.openvino import reason
 from conch.core.errors import invalid
 
@@ -49,10 +50,11 @@ class OpenVinoDecoder(Decoder):
     """
 
     block_tokens = BLOCK
+    loads_adapters = True
 
     def __init__(self, spec: EngineSpec) -> None:
         precision = Precision.of(spec, capabilities())
-        adapters = {name: Adapter.read(path) for name, path in spec.adapters.items()}
+        adapters = {name: LoraWeights.read(path) for name, path in spec.adapters.items()}
         self.precision = f"{precision.arithmetic} (KV cache {precision.cache})"
         self.adapters = tuple(adapters)
         compiled = _compiled(spec, precision, adapters)
@@ -72,10 +74,17 @@ class OpenVinoDecoder(Decoder):
             name: openvino.Tensor(cache, [self.blocks, *_dims(port)], port.get_element_type())
             for (name, port), cache in zip(caches.items(), self._caches, strict=True)
         }
-        self._requests = {
-            name: _InferRequest(compiled.create_infer_request(), ports, {**tensors, **adapter.inputs(ports)})
-            for name, adapter in {"": Adapter(), **adapters}.items()
-        }
+        self._compiled, self._ports, self._cache_tensors = compiled, ports, tensors
+        self._requests: dict[str, _InferRequest] = {}
+        for name, adapter in {"": LoraWeights(), **adapters}.items():
+            self.attach_adapter(name, adapter)
+
+    def attach_adapter(self, key: str, adapter: LoraWeights) -> None:
+        tensors = {**self._cache_tensors, **adapter_inputs(adapter, self._ports)}
+        self._requests[key] = _InferRequest(self._compiled.create_infer_request(), self._ports, tensors)
+
+    def detach_adapter(self, key: str) -> None:
+        del self._requests[key]
 
     def run(self, chunks: Sequence[Chunk], adapter: str = "") -> Logits:
         tokens: list[int] = []
@@ -116,6 +125,7 @@ class OpenVinoDecoder(Decoder):
 
     def close(self) -> None:
         self._requests.clear()
+        self._cache_tensors.clear()
         self._caches.clear()
 
 
@@ -157,14 +167,14 @@ class _InferRequest:
         return array
 
 
-def _compiled(spec: EngineSpec, precision: Precision, adapters: dict[str, Adapter]) -> Any:
+def _compiled(spec: EngineSpec, precision: Precision, adapters: dict[str, LoraWeights]) -> Any:
     """Compile the graph of a model for a paged cache. Raises INVALID_ARG for a graph that has none."""
     core: Any = openvino.Core()
     try:
         model = core.read_model(spec.directory / "openvino_model.xml") if spec.gguf is None else gguf_graph(spec.gguf)
         paged_attention_transformation(model)
         _select_tokens(model)
-        add_branches(model, adapters)
+        add_branches(model, adapters, everywhere=bool(spec.adapter_folders))
         _check_inputs(spec, model)
         return core.compile_model(model, "CPU", precision.properties(spec.threads))
     except RuntimeError as error:

@@ -82,7 +82,9 @@ def _score(spec: EngineSpec, completions: Sequence[Completion]) -> list[list[Tok
 
     from conch.backends.engines.transformers.network import load
 
-    model = load(replace(spec, device="cpu", dtype="float32", adapters={}, draft=None, arguments={})).model
+    model = load(
+        replace(spec, device="cpu", dtype="float32", adapters={}, adapter_folders=(), draft=None, arguments={})
+    ).model
     scores = []
     with torch.inference_mode():
         for completion in completions:

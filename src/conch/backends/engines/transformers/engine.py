@@ -39,6 +39,7 @@ from conch.backends.generation.engine import (
     Progress,
     kv_token_bytes,
 )
+from conch.backends.generation.lora import LoraWeights
 from conch.core.errors import invalid
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature
 from conch.core.sampling.structures import Structure
@@ -107,6 +108,7 @@ class TransformersEngine(GenerationEngine):
     """Batches of rows over a network; a request is one row, or one row per beam with beam search."""
 
     name = "transformers"
+    loads_adapters = True
 
     def __init__(self, spec: EngineSpec, *, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
@@ -121,7 +123,7 @@ class TransformersEngine(GenerationEngine):
         self.token_bytes = kv_token_bytes(config.to_dict(), self._network.model.dtype.itemsize)
         self.max_sequences = spec.max_sequences or (32 if spec.device == "cpu" else 64)
         self.adapters = tuple(spec.adapters)
-        self.features = _ALWAYS | ({Feature.LORA} if self.adapters else frozenset())
+        self.features = _ALWAYS | ({Feature.LORA} if spec.adapters or spec.adapter_folders else frozenset())
         self._grammars = grammar_compiler(spec, self.vocabulary)
         if self._grammars is not None:
             self.features |= STRUCTURED_OUTPUTS
@@ -175,6 +177,12 @@ class TransformersEngine(GenerationEngine):
         self._arrivals += 1
         self._rows[row.id] = row
         self._wait(row)
+
+    def attach_adapter(self, key: str, adapter: LoraWeights) -> None:
+        self._network.attach(key, adapter)
+
+    def detach_adapter(self, key: str) -> None:
+        self._network.detach(key)
 
     def compile(self, structure: Structure) -> Any:
         return self._grammars.compile(structure) if self._grammars is not None else None

@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 import transformers
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 from conch.backends.base.verification import example_ids, require_tensors
 from conch.backends.engines.transformers.cache import PaddedCache
 from conch.backends.generation.engine import EngineSpec
+from conch.backends.generation.lora import LoraWeights
 from conch.checkpoints.gguf import GgufFile, rope_scaling
 from conch.core.errors import ConchError, invalid, one_line
 from conch.machine.facts import cpu_flags
@@ -34,6 +38,10 @@ class DecoderNetwork:
         self.device = device
         self.adapters = tuple(adapters)
         self._adapter: str | None = None
+        #: The matrices of attached adapters by layer, those in use, and the layers with a hook that adds them.
+        self._attached: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
+        self._branches: dict[str, tuple[Tensor, Tensor]] = {}
+        self._hooked: set[str] = set()
         taken = inspect.signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
         self.cached = self._cache_argument in taken and "attention_mask" in taken
@@ -43,14 +51,44 @@ class DecoderNetwork:
 
     def use(self, adapter: str) -> None:
         """Switch to a LoRA adapter; ``""`` selects none."""
-        if adapter == self._adapter or not self.adapters:
+        if adapter == self._adapter:
             return
-        if adapter:
+        if adapter in self.adapters:
             self.model.enable_adapters()
             self.model.set_adapter(adapter)
-        else:
+        elif self.adapters:
             self.model.disable_adapters()
+        self._branches = self._attached.get(adapter, {})
         self._adapter = adapter
+
+    def attach(self, key: str, adapter: LoraWeights) -> None:
+        """Add an adapter for ``use``. Raises INVALID_ARG for one that does not fit the model."""
+        modules = dict(self.model.named_modules())
+        matrices = {}
+        for layer, (down, up) in adapter.layers.items():
+            columns, rows = _size(modules.get(layer))
+            if not rows:
+                raise adapter.misfit(f"{layer}.lora_A.weight")
+            adapter.check_layer(layer, columns, rows)
+            matrices[layer] = tuple(torch.from_numpy(values).to(self.device, self.model.dtype) for values in (down, up))
+        for layer in matrices.keys() - self._hooked:
+            modules[layer].register_forward_hook(partial(self._add_branch, layer))
+        self._hooked |= matrices.keys()
+        self._attached[key] = matrices
+
+    def detach(self, key: str) -> None:
+        """Free an attached adapter."""
+        del self._attached[key]
+        if self._adapter == key:
+            self._adapter, self._branches = None, {}
+
+    def _add_branch(self, layer: str, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        """Add the branch of the adapter in use to the output of a layer, after its forward run."""
+        if layer not in self._branches:
+            return None
+        down, up = self._branches[layer]
+        branch = functional.linear(functional.linear(inputs[0].to(down.dtype), down), up)
+        return output + branch.to(output.dtype)
 
     def synchronize(self) -> None:
         """Wait for the runs of a GPU."""
@@ -74,6 +112,13 @@ class DecoderNetwork:
         )
         cache.advance(new)
         return output.logits[:, -1].float()
+
+
+def _size(module: Any) -> tuple[int, int]:
+    """Return the number of inputs and outputs of a linear layer, 0 for other modules."""
+    if isinstance(module, Conv1D):
+        return module.nx, module.nf
+    return getattr(module, "in_features", 0), getattr(module, "out_features", 0)
 
 
 _logger = logging.getLogger(__name__)
