@@ -79,8 +79,8 @@ class Core:
         registry = Registry(cpu=False, gpu=False)
         self.versions = ServingVersions(self.table, registry, MemoryLedger(self.table))
 
-    def adapters(self) -> dict[str, str]:
-        return {}
+    def adapter_model(self, id: str) -> str | None:
+        return None
 
     def load(self, label: str, version: int, config: str = CONFIG) -> Model:
         """Load a version, in place of everything that the model had."""

@@ -94,8 +94,8 @@ class Site:
     def signature(self, name: str) -> ModelSignature:
         return self.models[name].signature
 
-    def adapters(self) -> dict[str, str]:
-        return {}
+    def adapter_model(self, id: str) -> str | None:
+        return None
 
     def open(self, path: str, body: Any = None, headers: dict[bytes, bytes] | None = None) -> HttpExchange:
         method = b"GET" if body is None else b"POST"
