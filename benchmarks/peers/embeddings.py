@@ -74,12 +74,12 @@ def service(library: str, folders: dict[str, str]) -> FastAPI:
     app = FastAPI()
     models = {name: OPENERS[library](folder) for name, folder in folders.items()}
 
-    @app.get("/health")
+    @app.get("/health")  # type: ignore[untyped-decorator]
     def health() -> dict[str, Any]:
         return {}
 
     # A plain function: FastAPI runs it in its pool of threads, so that a model does not stop the loop.
-    @app.post("/v1/embeddings")
+    @app.post("/v1/embeddings")  # type: ignore[untyped-decorator]
     def embeddings(question: Question) -> dict[str, Any]:
         texts = [question.input] if isinstance(question.input, str) else question.input
         vectors = models[question.model](texts)
