@@ -22,6 +22,7 @@ class FakeWorker:
         self.shared_bytes = 0
         self.slots = 0
         self.runtime_facts: dict[str, str] = {}
+        self.adapters: dict[str, str] = {}
         self.exit_status = -9
         self.alive = True
         self.stopped = False
@@ -31,6 +32,9 @@ class FakeWorker:
         self.on_exit: Callable[[FakeWorker], None] | None = None
         self.on_response_sent: Callable[[InferRequest, InferResponse], None] | None = None
         self.batches: list[Execution] = []
+
+    def register_adapter(self, name: str, path: str) -> None:
+        self.adapters[name] = path
 
     def execute(self, requests: Sequence[InferRequest], on_done: Callable[[Execution], None]) -> None:
         for request in requests:

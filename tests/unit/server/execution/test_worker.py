@@ -20,6 +20,7 @@ class Supervision:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.heard: list[str] = []
+        self.adapters: dict[str, str] = {}
         self.launched: list[float] = []
         self.processes: list[FakeWorker] = [FakeWorker()]
         self.failures = 0  # how many of the next launches fail
@@ -93,6 +94,15 @@ async def test_worker_that_dies_three_times_waits_longer_each_time() -> None:
     for _ in range(3):
         await supervision.die()
     assert gaps(supervision.launched) == [0.0, 0.5, 1.0]
+
+
+@fake_clock
+async def test_new_worker_gets_the_adapters_that_clients_have_loaded() -> None:
+    supervision = Supervision()
+    supervision.adapters["pirate"] = "adapters/pirate"
+    assert supervision.process.adapters == {}
+    await supervision.die()
+    assert supervision.process.adapters == {"pirate": "adapters/pirate"}
 
 
 @fake_clock
