@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from conch.core.errors import invalid, one_line
+from conch.core.variables import API_KEY
 
-#: The environment variable with a key, and the name of this key.
-VARIABLE: Final = "CONCH_API_KEY"
+#: The name of the key in the environment.
 _NAME_OF_VARIABLE: Final = "default"
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 #: Characters that an HTTP header can have.
@@ -54,10 +54,10 @@ class ApiKeys:
                     raise invalid(f"--api-key-file: line {number} of {path} has the key of another name")
             if not keys:
                 raise invalid(f"--api-key-file: {path} has no keys")
-        given = environment.get(VARIABLE)
+        given = environment.get(API_KEY)
         if given is not None:
             if not _KEY.fullmatch(given):
-                raise invalid(f"{VARIABLE} must be a key, of printable ASCII characters without spaces")
+                raise invalid(f"{API_KEY} must be a key, of printable ASCII characters without spaces")
             keys.setdefault(given, _NAME_OF_VARIABLE)
         return cls((name, key) for key, name in keys.items())
 

@@ -8,6 +8,7 @@ from email.message import Message
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
@@ -105,3 +106,11 @@ def test_pages_of_an_allowed_origin_ask_before_they_send_a_key(server: ConchServ
     for origin in ("https://evil.example", "http://chat.example"):
         status, headers = send(server, "OPTIONS", "/v1/chat/completions", origin=origin, **asked)
         assert (status, headers["Access-Control-Allow-Origin"]) == (405, None)
+
+
+def test_processes_of_models_do_not_have_the_key_of_the_environment(server: ConchServer) -> None:
+    assert server.process is not None
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    workers = [child for child in children if any(part.endswith("worker.py") for part in child.cmdline())]
+    assert workers
+    assert not [worker.cmdline() for worker in workers if "CONCH_API_KEY" in worker.environ()]

@@ -24,6 +24,7 @@ from conch.client.transport import ConnectionFailedError
 from conch.config import render
 from conch.config.editing import edit, merge
 from conch.core.errors import ConchError, internal, invalid, unavailable
+from conch.core.variables import API_KEY
 from conch.machine.guarded_server import GuardedServer
 from conch.machine.temporary import TemporaryFolder
 from conch.measure.perf.senders.channels.connecting import Address
@@ -321,7 +322,9 @@ class ServerProcess(GuardedServer):
             *(f"--{name}-{what}" for name in ("http", "grpc", "metrics") for what in (f"address={HOST}", "port=0")),
             *flags,
         ]
-        super().__init__(command, log, {**os.environ, **environment})
+        # The measurements send no key; the server is reached from this machine only.
+        inherited = {name: value for name, value in os.environ.items() if name != API_KEY}
+        super().__init__(command, log, {**inherited, **environment})
         try:
             self._ports = self._wait_for_ports()
         except BaseException:

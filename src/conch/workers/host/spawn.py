@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from conch.core.inference import ignore
+from conch.core.variables import API_KEY
 from conch.workers.child import worker as program
 
 #: More than any server needs. It replaces "unlimited", because some programs loop over all possible descriptors.
@@ -259,9 +260,8 @@ def _start(
         with theirs:
             fd = theirs.fileno()
             command = [python, str(Path(program.__file__)), str(fd), *arguments]
-            popen = subprocess.Popen(
-                command, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=(fd,)
-            )
+            variables = {name: value for name, value in environment.items() if name != API_KEY}
+            popen = subprocess.Popen(command, env=variables, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=(fd,))
         restore_limit(popen.pid)
         return popen, ours
     except OSError:
