@@ -85,7 +85,7 @@ def test_base64_with_other_characters_is_refused() -> None:
     ("body", "dependents"), [(b"", False), (b"{}", False), (b'{"parameters":{"unload_dependents":true}}', True)]
 )
 def test_unload_may_take_dependents_along(body: bytes, dependents: bool) -> None:
-    assert read_unload(body) is dependents
+    assert read_unload(body) == (dependents, "")
 
 
 def test_unload_refuses_what_is_not_a_boolean() -> None:

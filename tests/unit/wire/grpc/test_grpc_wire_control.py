@@ -63,9 +63,10 @@ def test_wrong_load_parameters_are_refused(key, kind, value, text):
 
 def test_unload_dependents_is_a_bool():
     request = pb.RepositoryModelUnloadRequest(model_name="m")
-    assert control.read_unload(request) is False
+    assert control.read_unload(request) == (False, "")
     request.parameters["unload_dependents"].bool_param = True
-    assert control.read_unload(request) is True
+    request.parameters["lora_name"].string_param = "pirate"
+    assert control.read_unload(request) == (True, "pirate")
     request.parameters["unload_dependents"].string_param = "true"
     assert refusal(control.read_unload, request) == (
         Code.INVALID_ARG, "invalid value type for 'unload_dependents' parameter, expected bool_param.",
