@@ -94,7 +94,7 @@ class ServerApi:
         try:
             return call(Deadline.after(_SECONDS))
         except ConnectionFailedError as error:
-            raise unavailable(f"no server responds at {self._where}: {error.reason}") from None
+            raise unavailable(f"no server responds at {self._where}: {error.cause}") from None
         except DeadlineError as error:
             raise unavailable(f"no server responds at {self._where}: {error.message}") from None
         except ConchError as error:
