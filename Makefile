@@ -29,8 +29,8 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install --no-compile
 # The tests start conch hundreds of times; where nothing keeps what Python compiles, each start takes a second more.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Parts that two at a time share the cores, the longest first; MEASURING_PART mostly waits and runs beside them.  A new
-# folder in tests/ belongs to LAST_PART, a new file in a folder to the part that has the folder.
+# Parts that two at a time share the cores, the longest first.  A new folder in tests/ belongs to LAST_PART, a new file in
+# a folder to the part that has the folder.
 ignore = $(patsubst %,--ignore=%,$(1))
 MEASURING := tests/unit/measure/perf tests/e2e/analyze tests/e2e/test_perf_analyzer.py
 MODELS := $(patsubst %,tests/unit/%,backends checkpoints convert)
@@ -58,8 +58,8 @@ test: announce $(STAMPS)/engines
 ifdef ARGS
 	$(BIN)/pytest $(ARGS)
 else
-	@$(BIN)/python -m tests.side_by_side --beside "$(MEASURING_PART)" "$(MODELS_PART)" "$(DEPLOY_PART)" "$(UNIT_PART)" "$(LAST_PART)" \
-		"$(SERVER_PART)" "$(TEXTS_PART)" "$(CONFORMANCE_PART)"
+	@$(BIN)/python -m tests.side_by_side "$(MODELS_PART)" "$(MEASURING_PART)" "$(UNIT_PART)" "$(SERVER_PART)" \
+		"$(DEPLOY_PART)" "$(LAST_PART)" "$(TEXTS_PART)" "$(CONFORMANCE_PART)"
 endif
 
 test-slow: announce $(STAMPS)/engines
