@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, Final
 
 from conch.core.sampling.values import INT32
@@ -123,13 +125,18 @@ def _read_message(message: Any, path: str) -> list[dict[str, Any]]:
 def _combined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Combine consecutive messages of a role, as the API does: many chat templates require that roles alternate."""
     combined: list[dict[str, Any]] = []
-    for message in messages:
-        if combined and combined[-1]["role"] == message["role"] != "tool":
-            last = combined[-1]
-            last |= {name: last.get(name, type(value)()) + value for name, value in message.items() if name != "role"}
-        else:
-            combined.append(message)
+    for role, group in groupby(messages, itemgetter("role")):
+        combined += group if role == "tool" else [_joined(list(group))]
     return combined
+
+
+def _joined(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one message with the texts and lists of messages of a role."""
+    joined = {"role": messages[0]["role"]}
+    for name in dict.fromkeys(name for message in messages for name in message if name != "role"):
+        values = [message[name] for message in messages if name in message]
+        joined[name] = "".join(values) if type(values[0]) is str else [*chain.from_iterable(values)]
+    return joined
 
 
 def _read_assistant(content: list[Any], path: str) -> dict[str, Any]:
