@@ -134,7 +134,7 @@ def test_an_unreachable_server_is_named_with_the_cause() -> None:
         pytest.raises(ConchError, match=r"^\[::1\]:1 does not respond: ") as raised,
     ):
         client.metadata(timeout=30)
-    assert isinstance(raised.value, UnreachableError) and raised.value.reason.startswith("no connection: ")
+    assert isinstance(raised.value, UnreachableError) and raised.value.cause.startswith("no connection: ")
 
 
 def test_outputs_without_raw_contents_are_read() -> None:

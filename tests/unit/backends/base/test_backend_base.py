@@ -174,7 +174,7 @@ def test_what_is_wrong_with_one_request_leaves_the_others_alone() -> None:
     backend, channel = start(Choosy)
     execute(backend, numbers(1), numbers(-1), numbers(2))
     responses = channel.done()
-    assert [response.get("error") for response in responses] == [None, ["INVALID_ARG", "negative", None], None]
+    assert [response.get("error") for response in responses] == [None, ["INVALID_ARG", "negative", None, None], None]
     assert responses[0]["parameters"] == {"note": "fine"}
     assert channel.frames[-1][0]["work"] == {"tokens": 7}
 
