@@ -126,7 +126,8 @@ def _combined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Combine consecutive messages of a role, as the API does: many chat templates require that roles alternate."""
     combined: list[dict[str, Any]] = []
     for role, group in groupby(messages, itemgetter("role")):
-        combined += group if role == "tool" else [_joined(list(group))]
+        together = list(group)
+        combined += together if role == "tool" else [_joined(together)]
     return combined
 
 
