@@ -23,8 +23,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 CONSTRAINTS := constraints.txt
-# Python compiles a module when it is first imported: most of 25,000 files never are.
-PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install --no-compile -c $(CONSTRAINTS)
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRAINTS)
 
 # The tests start conch hundreds of times; where nothing keeps what Python compiles, each start takes a second more.
 export PYTHONDONTWRITEBYTECODE :=
