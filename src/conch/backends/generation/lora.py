@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from conch.checkpoints.tensor_files import read_safetensors
 from conch.core.errors import ConchError, invalid
 
 Floats = npt.NDArray[np.float32]
@@ -22,7 +22,6 @@ Floats = npt.NDArray[np.float32]
 ADAPTER_FILE: Final = "adapter_model.safetensors"
 CONFIG_FILE: Final = "adapter_config.json"
 _NAME: Final = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)\.weight")
-_DTYPES: Final[Mapping[str, Any]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _UNSUPPORTED: Final = ("use_dora", "modules_to_save", "layer_replication", "target_parameters")
 
 
@@ -127,20 +126,12 @@ class _Scales:
 
 
 def _tensors(file: Path) -> dict[str, Floats]:
-    """Return the tensors of a safetensors file as float32; numpy has no bfloat16, so the library cannot."""
+    """Return the tensors of a safetensors file as float32, in memory."""
+    refusal = invalid(f"LoRA adapter {file} is not a safetensors file of floating-point numbers")
     try:
-        content = np.memmap(file, np.uint8, "r")
-        (size,) = struct.unpack("<Q", content[:8].tobytes())
-        header = json.loads(content[8 : 8 + size].tobytes())
-        header.pop("__metadata__", None)
-        return {name: _floats(content[8 + size :], **entry) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error, MemoryError):
-        raise invalid(f"LoRA adapter {file} is not a safetensors file of floating-point numbers") from None
-
-
-def _floats(content: Any, *, dtype: str, shape: list[int], data_offsets: list[int]) -> Floats:
-    begin, end = data_offsets
-    values = content[begin:end].view(_DTYPES[dtype]).reshape(shape)
-    floats: Floats
-    floats = (values.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else values.astype(np.float32)
-    return floats
+        tensors = read_safetensors(file)
+    except ConchError:
+        raise refusal from None
+    if any(values.dtype not in (np.float32, np.float16) for values in tensors.values()):
+        raise refusal
+    return {name: values.astype(np.float32) for name, values in tensors.items()}
