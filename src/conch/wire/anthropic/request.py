@@ -209,7 +209,7 @@ def _read_text(block: Any, path: str) -> str:
     text = members.text("text")
     members.finish()
     if text is None:
-        raise ApiError(f"'{path}.text' is missing", f"{path}.text", reason="missing_required_parameter")
+        raise members.missing("text")
     return text
 
 

@@ -27,16 +27,17 @@ _TEXTS: Final = {"input_text": "text", "output_text": "text", "text": "text", "r
 #: Parts and items that need a model or a service that is not here.
 _FOREIGN_PARTS: Final = ("input_image", "input_file", "input_audio")
 _PREFIXES: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-
-
+#: The members of a reasoning item, and the types of their parts.
+_REASONING: Final = {"summary": "summary_text", "content": "reasoning_text"}
 #: The length of the response in an entry of the response store.
 _LENGTH: Final = Struct("<Q")
-
-
 #: The id of an item in the output of a response contains that of the response.
 _OUTPUT_ID: Final = re.compile("[a-z]+_([0-9a-f]{32})[0-9a-f]+")
 #: Maximum number of responses that are looked up for the references of a request.
 _MAX_LOOKUPS: Final = 20
+#: The default and maximum number of items in a list, as at OpenAI.
+_PAGE: Final = 20
+_LONGEST_PAGE: Final = 100
 
 
 def output_id(kind: str, response: str, index: int) -> str:
@@ -145,10 +146,6 @@ def _read_item(item: Any, path: str, known: dict[str, Item]) -> Item:
     return {"type": kind, "id": id, "status": "completed", **read}
 
 
-#: The members of a reasoning item, and the types of their parts.
-_REASONING: Final = {"summary": "summary_text", "content": "reasoning_text"}
-
-
 def _id(item: Item) -> str:
     given = item.get("id")
     return given if type(given) is str else ""
@@ -168,7 +165,7 @@ def _read_content(members: Fields, member: str) -> str | list[dict[str, Any]]:
     """Read a text or text parts."""
     path, value = members.name(member), members.take(member)
     if value is None:
-        raise ApiError(f"'{path}' is missing", path, reason="missing_required_parameter")
+        raise members.missing(member)
     if type(value) is str:
         return value
     if type(value) is not list:
@@ -187,7 +184,7 @@ def _read_part(part: Any, path: str) -> dict[str, Any]:
     text = members.text(name)
     members.finish()
     if text is None:
-        raise ApiError(f"'{path}.{name}' is missing", f"{path}.{name}", reason="missing_required_parameter")
+        raise members.missing(name)
     kind = "input_text" if kind == "text" else kind
     return {"type": kind, name: text, **({"annotations": []} if kind == "output_text" else {})}
 
@@ -243,11 +240,6 @@ def _chat_content(content: str | list[dict[str, Any]]) -> str | list[dict[str, A
         {"type": "text", "text": part["text"]} if "text" in part else {"type": "refusal", "refusal": part["refusal"]}
         for part in content
     ]
-
-
-#: The default and maximum number of items in a list, as at OpenAI.
-_PAGE: Final = 20
-_LONGEST_PAGE: Final = 100
 
 
 def list_items(entry: Buffer, query: str) -> bytes:
