@@ -149,7 +149,7 @@ def _parts(node: Any, key: str | int | None) -> Iterator[tuple[Any, bool]]:
 
 
 def _allowed(marks: list[tuple[Any, bool]]) -> frozenset[bytes] | None:
-    """Return the items that the marks of an array allow, of which some certainly apply; None if any texts."""
+    """Return the items that the marks of an array allow, at least one of which applies; None if any texts."""
     texts = [(frozenset(map(_written, mark)), certain) for mark, certain in marks if mark is not True]
     if any(certain for _, certain in texts):
         return frozenset.intersection(*(items for items, certain in texts if certain))

@@ -281,7 +281,7 @@ class Dispatcher(Executor):
                 raise
             self.adapters[name] = path
             for process in self.processes:
-                if process not in loaded:  # started meanwhile
+                if process not in loaded:  # started in the meantime
                     process.register_adapter(name, path)
 
     async def unload_adapter(self, name: str) -> None:
