@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sysconfig
+import tempfile
 from pathlib import Path
 from types import TracebackType
 
@@ -48,14 +49,16 @@ class ConchServer:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ConchServer:
-        output = self.log.open("wb") if self.log else subprocess.DEVNULL
-        self.process = subprocess.Popen(self.command, env=self.env, stdout=output, stderr=subprocess.STDOUT)
-        if self.wait:
-            try:
-                wait_until_ready(self.http, self.process)
-            except BaseException:
-                self.stop()
-                raise
+        with self.log.open("w+b") if self.log else tempfile.TemporaryFile() as output:
+            self.process = subprocess.Popen(self.command, env=self.env, stdout=output, stderr=subprocess.STDOUT)
+            if self.wait:
+                try:
+                    wait_until_ready(self.http, self.process)
+                except BaseException as error:
+                    self.stop()
+                    output.seek(0)
+                    error.add_note(output.read()[-3000:].decode(errors="replace"))
+                    raise
         return self
 
     def __exit__(

@@ -21,6 +21,7 @@ from tritonclient.grpc import service_pb2 as pb
 from benchmarks.peers.padding import replace
 from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest, InferResponse
+from conch.frontends.api_keys import ApiKeys
 from conch.frontends.grpc.control import ControlMethods
 from conch.frontends.limits import ClientLimits
 from conch.frontends.offloading.offloader import Offloader
@@ -45,7 +46,14 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class AioFrontend:
     """Has the interface of :class:`conch.frontends.grpc.server.GrpcFrontend`, as far as an application uses it."""
 
-    def __init__(self, server: InferenceServer, settings: Settings, limits: ClientLimits, offloader: Offloader) -> None:
+    def __init__(
+        self,
+        server: InferenceServer,
+        settings: Settings,
+        limits: ClientLimits,
+        offloader: Offloader,
+        keys: ApiKeys,
+    ) -> None:
         self._core = server
         self._control = ControlMethods(server, limits.lister)
         self._server: grpc.aio.Server | None = None
