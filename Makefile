@@ -14,7 +14,7 @@
 # make bench                      measurements: make bench ARGS="serving --rounds 1"
 # make soak                       half an hour of faults, then models loaded 1,000 times: make soak CYCLES=100
 # make docs                       the tables of docs/ that follow from declarations
-# make wheel                      dist/conch-*.whl
+# make wheel                      dist/conch_server-*.whl
 #
 # Each installs what it needs into .venv, once.  Another interpreter or place:
 #     make demo PYTHON=python3.12 VENV=/tmp/conch

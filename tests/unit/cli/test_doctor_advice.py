@@ -19,7 +19,7 @@ from conch.cli.doctor import (
     advice,
     packages,
 )
-from conch.machine.extras import pip
+from conch.machine.extras import pip_install
 
 GIB = 1 << 30
 INSTALLED = tuple(
@@ -60,7 +60,7 @@ def test_a_good_machine_gets_no_advice() -> None:
         (replace(GOOD, packages=without("transformers")), "torch is installed without transformers", "pip install it"),
         (replace(GOOD, packages=(*INSTALLED, TOO_OLD)), "transformers 4.40 is older than 5.5", "pip install it"),
         (replace(GOOD, packages=built_for("CUDA 12.8")), "torch is built for CUDA 12.8 and there is no GPU", "install"),
-        (replace(GOOD, uvloop=False), "the server runs on asyncio's own event loop", f"{pip()} install uvloop"),
+        (replace(GOOD, uvloop=False), "the server runs on asyncio's own event loop", f"{pip_install()} uvloop"),
         (replace(GOOD, limits=LimitsFact((1024, 65536), (0, 0))), "the process may open 1024 files", "ulimit -n 65536"),
         (replace(GOOD, limits=LimitsFact((1024, -1), (0, 0))), "the process may open 1024", "ulimit -n unlimited"),
         (replace(GOOD, limits=LimitsFact((1024, 1024), (0, 0))), "the process may open 1024", "raise the hard limit"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 import tomllib
@@ -17,6 +18,7 @@ from conch.core.errors import Code, ConchError
 from conch.machine import extras
 
 ROOT = Path(__file__).parents[3]
+FROM_INDEX = f'pip install "conch-server[lora]=={__version__}"'
 
 
 def error(*modules: str, purpose: str = "engine 'any'", **given: Any) -> str:
@@ -29,7 +31,28 @@ def error(*modules: str, purpose: str = "engine 'any'", **given: Any) -> str:
 @pytest.fixture
 def checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(extras, "pip", lambda: "pip")
+    monkeypatch.setattr(extras, "pip_install", lambda: "pip install")
+
+
+@pytest.fixture
+def installed_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel that conch was installed from."""
+    wheel = tmp_path / "conch.whl"
+    wheel.touch()
+    install(monkeypatch, tmp_path, json.dumps({"archive_info": {}, "url": wheel.as_uri()}))
+    return wheel
+
+
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path, origin: str | None) -> None:
+    """Let conch be an installed copy, for which pip recorded ``origin``."""
+
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            return origin
+
+    monkeypatch.setattr(extras, "__file__", str(folder / "lib/site-packages/conch/machine/extras.py"))
+    monkeypatch.setattr(metadata, "distribution", lambda name: Installed())
+    monkeypatch.setattr(extras, "installed_version", lambda name: __version__)
 
 
 @pytest.fixture
@@ -73,11 +96,15 @@ def test_table_is_that_of_pyproject() -> None:
     assert table == declared()
 
 
+def test_name_for_pip_is_that_of_pyproject() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == extras.DISTRIBUTION
+
+
 def test_extras_that_bring_others_are_those_of_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (own,) = [one for one in project["optional-dependencies"]["convert"] if one.startswith("conch[")]
+    (own,) = [one for one in project["optional-dependencies"]["convert"] if one.startswith("conch-server[")]
 
-    assert extras.INCLUDED["convert"] == tuple(own.removeprefix("conch[").removesuffix("]").split(","))
+    assert extras.INCLUDED["convert"] == tuple(own.removeprefix("conch-server[").removesuffix("]").split(","))
 
 
 def test_every_optional_package_that_sources_import_is_in_the_table() -> None:
@@ -188,11 +215,11 @@ def test_command_in_a_checkout_names_its_folder_from_elsewhere(
     ("origin", "expected"),
     [
         ('{{"dir_info": {{}}, "url": "file://{0}"}}', 'pip install "{0}[lora]"'),
-        ('{{"dir_info": {{}}, "url": "file://{0}/gone"}}', f'pip install "conch[lora]=={__version__}"'),
+        ('{{"dir_info": {{}}, "url": "file://{0}/gone"}}', FROM_INDEX),
         ('{{"archive_info": {{}}, "url": "file://{0}/conch.whl"}}', 'pip install "{0}/conch.whl[lora]"'),
-        ('{{"archive_info": {{}}, "url": "file://{0}/gone.whl"}}', f'pip install "conch[lora]=={__version__}"'),
-        ('{{"archive_info": {{}}, "url": "https://host/conch.whl"}}', f'pip install "conch[lora]=={__version__}"'),
-        (None, f'pip install "conch[lora]=={__version__}"'),
+        ('{{"archive_info": {{}}, "url": "file://{0}/gone.whl"}}', FROM_INDEX),
+        ('{{"archive_info": {{}}, "url": "https://host/conch.whl"}}', FROM_INDEX),
+        (None, FROM_INDEX),
     ],
 )
 def test_command_of_an_installed_copy(
@@ -203,14 +230,8 @@ def test_command_of_an_installed_copy(
     (source / "pyproject.toml").touch()
     (source / "conch.whl").touch()
 
-    class Installed:
-        def read_text(self, name: str) -> str | None:
-            return origin and origin.format(source)
-
-    monkeypatch.setattr(extras, "__file__", str(tmp_path / "lib/site-packages/conch/machine/extras.py"))
-    monkeypatch.setattr(metadata, "distribution", lambda name: Installed())
-    monkeypatch.setattr(extras, "installed_version", lambda name: __version__)
-    monkeypatch.setattr(extras, "pip", lambda: "pip")
+    install(monkeypatch, tmp_path, origin and origin.format(source))
+    monkeypatch.setattr(extras, "pip_install", lambda: "pip install")
 
     assert extras.command("lora") == expected.format(source)
 
@@ -218,7 +239,7 @@ def test_command_of_an_installed_copy(
 def test_packages_are_named_in_an_environment_without_conch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the worker's of a model that brings its own: PyPI's package called conch is another one."""
     monkeypatch.setattr(extras, "installed_version", lambda name: "")
-    monkeypatch.setattr(extras, "pip", lambda: "pip")
+    monkeypatch.setattr(extras, "pip_install", lambda: "pip install")
     assert extras.command("lora", "audio") == 'pip install "peft>=0.18" scipy soundfile'
     assert extras.command("report") == 'pip install "altair>=5.5" "vl-convert-python>=1.7"'
 
@@ -231,27 +252,27 @@ def test_pip_of_another_environment_is_not_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "executable", str(own / "python"))
 
     monkeypatch.setenv("PATH", f"{own}:{other}")
-    assert extras.pip() == "pip"
+    assert extras.pip_install() == "pip install"
     monkeypatch.setenv("PATH", f"{other}:{own}")
-    assert extras.pip() == f"{own}/pip"
+    assert extras.pip_install() == f"{own}/pip install"
     monkeypatch.chdir(tmp_path)
-    assert extras.pip() == ".venv/bin/pip"
+    assert extras.pip_install() == ".venv/bin/pip install"
     (own / "pip").unlink()
-    assert extras.pip() == ".venv/bin/python -m pip"
+    assert extras.pip_install() == ".venv/bin/python -m pip install"
 
 
-def test_a_command_with_a_blank_in_its_path_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "my env" / "bin"
-    folder.mkdir(parents=True)
-    (folder / "pip").touch()
-    monkeypatch.setattr(sys, "executable", str(folder / "python"))
-    assert extras.pip() == f"'{folder / 'pip'}'"
+def test_tools_that_install_programs_have_their_own_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed_wheel: Path
+) -> None:
+    home = tmp_path / "archive-v0/k3"
+    monkeypatch.setattr(sys, "executable", str(home / "bin/python"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "tools/conch-server"))
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    assert extras.command("lora") == f'uv pip install --python {home}/bin/python "{installed_wheel}[lora]"'
 
+    monkeypatch.setattr(sys, "prefix", str(home))  # of uvx
+    assert extras.command("lora") == f'uv tool install "{installed_wheel}[lora]"'
 
-def test_commands_run_in_a_deleted_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert extras.pip() == f"{tmp_path / 'python'} -m pip"
-    assert "[openvino]" in extras.command("openvino")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / "pipx_metadata.json").touch()
+    assert extras.command("lora") == f'pipx runpip conch-server install "{installed_wheel}[lora]"'

