@@ -13,7 +13,8 @@
 # make check                      format, lint, types and import layers
 # make bench                      measurements: make bench ARGS="serving --rounds 1"
 # make soak                       half an hour of faults, then models loaded 1,000 times: make soak CYCLES=100
-# make docs                       the tables of docs/ that follow from declarations
+# make docs                       the tables of docs/ that follow from declarations, and the site in build/site
+# make docs-serve                 the site on http://localhost:8008
 # make wheel                      dist/conch_server-*.whl
 #
 # Each installs what it needs into .venv, once.  Another interpreter or place:
@@ -48,7 +49,7 @@ LAST_PART := $(BENCHMARKS) \
 
 CYCLES ?= 1000
 
-.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients announce fuzz simulate check bench soak docs wheel
+.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients announce fuzz simulate check bench soak docs docs-serve site-pages wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -124,6 +125,16 @@ soak: $(STAMPS)/engines
 
 docs: $(STAMPS)/dev
 	$(BIN)/python docs/generate.py
+	@$(MAKE) --no-print-directory site-pages
+	.venv-docs/bin/zensical build --strict --clean
+
+docs-serve: site-pages
+	.venv-docs/bin/zensical serve --dev-addr localhost:8008
+
+# What builds the site needs nothing of conch: an environment of its own.
+site-pages:
+	@$(MAKE) --no-print-directory .venv-docs/stamps/site VENV=.venv-docs
+	.venv-docs/bin/python docs/site/pages.py build/pages
 
 wheel: $(STAMPS)/venv
 	$(BIN)/python -m pip -q --disable-pip-version-check wheel --no-deps --wheel-dir dist .
@@ -167,6 +178,11 @@ $(STAMPS)/clients: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 	@$(PIP) -e . requests pytest pytest-asyncio pytest-timeout "tritonclient[grpc,http]" openai cohere huggingface_hub \
 		langchain-openai langchain-cohere llama-index-embeddings-openai-like \
 		llama-index-embeddings-text-embeddings-inference llama-index-postprocessor-tei-rerank haystack-ai
+	@touch $@
+
+$(STAMPS)/site: $(STAMPS)/venv docs/site/requirements.txt
+	@echo "Installing what builds the site into $(VENV) ..."
+	@$(BIN)/python -m pip -qq --disable-pip-version-check install -r docs/site/requirements.txt
 	@touch $@
 
 # A build for CPUs.  Its packages for images and sound are not needed for text and have no build for this PyTorch.
