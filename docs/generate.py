@@ -148,7 +148,7 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "histograms": _metrics_of(families.HISTOGRAMS),
     "response cache": _metrics_of(families.CACHE),
     "memory": _metrics_of(families.MEMORY),
-    "workers": _metrics_of(families.WORKERS),
+    "workers": _metrics_of(families.RESTARTS, families.WORKERS),
     "load on demand": _metrics_of(on_demand.OF_MODELS, _declared(on_demand)),
     "work": _metrics_of(families.WORK),
     "generation": _metrics_of(families.GENERATION),

@@ -68,7 +68,9 @@ def test_stopped_worker_leaves_readiness_fails_its_requests_and_is_replaced(
     eventually(lambda: ready(server), "coming back")
     assert pid(server) != before and not alive(worker)
     assert kills(server, "hang") == {"stopped": 1}
-    assert 'conch_model_ready{model="hang",version="1"} 1' in get(server.metrics, "/metrics").body.decode()
+    page = get(server.metrics, "/metrics").body.decode()
+    assert 'conch_worker_restarts_total{model="hang",reason="killed",version="1"} 1' in page
+    assert 'conch_model_ready{model="hang",version="1"} 1' in page
 
 
 def test_worker_that_holds_the_interpreter_is_left_alone(serve: Serve, background: Background) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.conformance.raw import get, post, tensor
+from tests.conformance.raw import Request, get, post, send, tensor
 from tests.e2e.conftest import Serve
 
 BODY = {"id": "mine", "inputs": [tensor("INPUT", "FP32", [1.5, 2.5], [2, 1])]}
@@ -41,10 +42,10 @@ def test_calls_are_told_while_logging_is_verbose(serve: Serve, tmp_path: Path) -
     lines = calls()
     infer = "gRPC /inference.GRPCInferenceService/ModelInfer"
     for expected in (
-        f"HTTP POST {path}: 200, {SIZES}",
+        f"HTTP POST {path}: 200, {SIZES}, request mine",
         f"request mine of 'identity_batched' {REQUEST}",
         f"HTTP GET /v2/models/absent: 404, {SIZES}",
-        f"{infer}: OK, {SIZES}",
+        f"{infer}: OK, {SIZES}, request yours",
         f"request yours of 'identity_batched' {REQUEST}",
         f"{infer}: NOT_FOUND, {SIZES}",
     ):
@@ -54,3 +55,38 @@ def test_calls_are_told_while_logging_is_verbose(serve: Serve, tmp_path: Path) -
     assert [line for line in calls() if "identity_batched_0 ran 1 requests with a batch of 2" in line]
     post(server.http, "/v2/logging", {"log_verbose_level": 0})
     assert calls() == []
+
+
+def test_access_log_in_json_has_a_line_for_each_call_with_its_key_request_and_trace(
+    serve: Serve, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("search=s3cret\n")
+    flags = (f"--api-key-file={tmp_path}/keys", "--log-access=true", "--log-format=json")
+    server = serve("identity_batched", flags=flags)
+    before = len((tmp_path / "server.log").read_text())
+    path = "/v2/models/identity_batched/infer"
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    key = {"Authorization": "Bearer s3cret"}
+    headers = {**key, "traceparent": f"00-{trace}-00f067aa0ba902b7-01", "X-Request-ID": "theirs"}
+    given = grpcclient.InferInput("INPUT", [2, 1], "FP32")
+    given.set_data_from_numpy(np.array([[1.5], [2.5]], dtype=np.float32))
+    client = grpcclient.InferenceServerClient(server.grpc)
+    post(server.http, path, BODY, headers)
+    send(server.http, Request("GET", "/v2/models/absent", headers=headers))
+    get(server.http, "/v2/models/absent")
+    lowered = {name.lower(): value for name, value in headers.items()}
+    client.infer("identity_batched", [given], request_id="yours", headers=lowered)
+    events = [json.loads(line) for line in (tmp_path / "server.log").read_text()[before:].splitlines()]
+    calls = [
+        tuple(event.get(name) for name in ("method", "path", "status", "key", "request_id", "trace_id"))
+        for event in events
+        if event["file"] == "access_log.py"
+    ]
+    infer = "/inference.GRPCInferenceService/ModelInfer"
+    assert calls == [
+        ("POST", path, 200, "search", "mine", trace),
+        ("GET", "/v2/models/absent", 404, "search", "theirs", trace),
+        ("GET", "/v2/models/absent", 401, None, None, None),
+        (None, infer, "OK", "search", "yours", trace),
+    ]
+    assert all(event["duration_ms"] >= 0 and event["level"] == "INFO" for event in events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -37,8 +38,8 @@ def answers(server: ConchServer) -> bool:
     return crash(server, "not at all").status == 200
 
 
-@pytest.mark.parametrize("how", ["exit", "kill", "abort"])
-def test_worker_dies_while_running(serve: Serve, how: str) -> None:
+@pytest.mark.parametrize(("how", "reason"), [("exit", "exit"), ("kill", "sigkill"), ("abort", "signal")])
+def test_worker_dies_while_running(serve: Serve, how: str, reason: str) -> None:
     server = serve("e2e/crash", "identity_fp32")
     before = pid(server)
     reply = crash(server, how)
@@ -48,6 +49,9 @@ def test_worker_dies_while_running(serve: Serve, how: str) -> None:
     eventually(lambda: get(server.http, "/v2/models/crash/ready").status == 200, "coming back")
     eventually(lambda: answers(server), "answering again")
     assert pid(server) != before
+    page = get(server.metrics, "/metrics").body.decode()
+    pattern = r'^conch_worker_restarts_total{model="crash",reason="(\w+)",version="1"} 1$'
+    assert re.findall(pattern, page, re.MULTILINE) == [reason]
 
 
 def test_sys_exit_in_execute_is_an_error_or_a_restart(serve: Serve) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conch.config.reading import FieldPath, Problem, Problems
 from conch.config.schema import ModelConfig, implementation, is_ensemble
-from conch.config.signature import FIRST_RESPONSE
+from conch.telemetry.statistics import FIRST_RESPONSE, LATENCIES
 
 _NOT_YET = "this server does not support it yet"
 #: Top-level fields, and why they have no effect.
@@ -50,9 +50,11 @@ def ineffective_problems(config: ModelConfig) -> Problems:
 def _of_metrics(config: ModelConfig) -> Problems:
     for index, control in enumerate(config.model_metrics.metric_control):
         family = control.metric_identifier.family
-        if family and family != FIRST_RESPONSE:
+        if family and family not in (FIRST_RESPONSE, *LATENCIES):
             field = ("model_metrics", 0, "metric_control", index)
-            yield _ineffective(f"'metric_control' of '{family}'", field, f"only {FIRST_RESPONSE} has buckets")
+            yield _ineffective(
+                f"'metric_control' of '{family}'", field, f"only {', '.join((FIRST_RESPONSE, *LATENCIES))} have buckets"
+            )
 
 
 def _of_instances(config: ModelConfig) -> Problems:

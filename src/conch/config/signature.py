@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from conch.config.schema import ModelConfig, ModelInput, ModelOutput, datatype
 from conch.core.errors import did_you_mean
 from conch.core.inference import ModelSignature, TensorSpec
-
-#: The histogram with configurable buckets.
-FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
 
 
 def signature(config: ModelConfig, version: int) -> ModelSignature:
@@ -62,11 +58,9 @@ def platform(config: ModelConfig) -> str:
     return str(config.platform or config.backend)
 
 
-def first_response_buckets(config: ModelConfig) -> list[float]:
-    """Return the buckets (ms) that ``model_metrics`` sets for the first-response histogram; empty if none."""
-    return [
-        bucket
-        for control in config.model_metrics.metric_control
-        if control.metric_identifier.family == FIRST_RESPONSE
-        for bucket in control.histogram_options.buckets
-    ]
+def histogram_buckets(config: ModelConfig) -> dict[str, list[float]]:
+    """Return the buckets (ms, ascending) that ``model_metrics`` sets, by the family of the histogram."""
+    buckets: dict[str, set[float]] = {}
+    for control in config.model_metrics.metric_control:
+        buckets.setdefault(control.metric_identifier.family, set()).update(control.histogram_options.buckets)
+    return {family: sorted(bounds) for family, bounds in buckets.items()}

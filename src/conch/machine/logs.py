@@ -1,4 +1,4 @@
-"""Log lines and tables in Triton's formats, based on the standard ``logging`` module.
+"""Log lines and tables in Triton's formats or as JSON, based on the standard ``logging`` module.
 
 Modules log with ``logging.getLogger("conch")``. The command, and the library for servers with logging enabled, call
 ``setup``, which adds a handler to the root logger, so that library warnings get the same format. If several servers run
@@ -247,7 +247,7 @@ def _has_room(descriptor: int, seconds: float) -> bool:
     return bool(poll.poll(int(seconds * 1000)))
 
 
-FORMATS: Final = ("default", "ISO8601")
+FORMATS: Final = ("default", "ISO8601", "json")
 LOGGER: Final = logging.getLogger("conch")
 
 #: The minimum width of the widest column of a table on a terminal (characters).
@@ -272,14 +272,17 @@ _WORKER_LEVEL: Final = {
     "WARNING": logging.WARNING,
     "ERROR": logging.ERROR,
 }
+#: The names of levels in JSON, by their minimum.
+_LEVEL_NAMES: Final = ((logging.ERROR, "ERROR"), (logging.WARNING, "WARNING"), (logging.INFO, "INFO"), (0, "VERBOSE"))
 
 
 @dataclass(slots=True)
 class LogSettings:
-    """The levels, destination and format of the log; the fields are those of the logging extension, in its order.
+    """The levels, destination and format of the log.
 
-    ``log_file`` is a path, empty for standard error; a ``log_verbose_level`` of 0 disables verbose lines. ``setup``
-    keeps a reference to the object, so later changes take effect.
+    ``log_file`` is a path, empty for standard error; a ``log_verbose_level`` of 0 disables verbose lines. With
+    ``log_access``, each call of a client has a line. ``setup`` keeps a reference to the object, so later changes take
+    effect.
     """
 
     log_file: str = ""
@@ -288,6 +291,24 @@ class LogSettings:
     log_error: bool = True
     log_verbose_level: int = 0
     log_format: str = "default"
+    log_access: bool = False
+
+    @property
+    def extension(self) -> dict[str, bool | int | str]:
+        """The fields of the logging extension, in its order."""
+        return {
+            "log_file": self.log_file,
+            "log_info": self.log_info,
+            "log_warning": self.log_warning,
+            "log_error": self.log_error,
+            "log_verbose_level": self.log_verbose_level,
+            "log_format": self.log_format,
+        }
+
+    @property
+    def logs_calls(self) -> bool:
+        """Whether each call of a client has a line."""
+        return self.log_access or self.log_verbose_level > 0
 
     def update(self, **changes: bool | int | str) -> None:
         """Change some fields, from the next line on; ``log_file`` is read only by ``setup``.
@@ -365,6 +386,8 @@ class _Handler(logging.StreamHandler[Any]):
         return (self.format(record) + self.terminator).encode("utf-8", "backslashreplace")
 
     def format(self, record: logging.LogRecord) -> str:
+        if self.settings.log_format == "json":
+            return _json_line(record)
         line = f":{record.lineno}" if record.lineno else ""  # 0: the message concerns the whole file
         file = record.filename if record.filename.isprintable() else _UNPRINTABLE.sub(_escaped, record.filename)
         location = f"{record.process} {file}{line}]"
@@ -459,7 +482,9 @@ def shortened(text: str) -> str:
 def table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Log a table at INFO, unquoted after a heading that may be empty, limited to the width of a terminal."""
     width = get_terminal_size().columns if _handlers and _handlers[-1].stream.isatty() else 0
-    LOGGER.info("%s", heading, stacklevel=2, extra={"table": format_table(columns, rows, width)})
+    fields = {"table": [dict(zip(columns, map(str, row), strict=True)) for row in rows]}
+    text = format_table(columns, rows, width)
+    LOGGER.info("%s", heading, stacklevel=2, extra={"table": text, "fields": fields})
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int = 0) -> str:
@@ -500,6 +525,7 @@ def emit_from_worker(level: str, file: str, line: int, message: str, instance: s
         record = LOGGER.makeRecord(LOGGER.name, number, file, line, message, (), None)
         record.filename = f"{instance}/{record.filename}"
         record.process = pid
+        record.fields = {"worker": instance, "file": file}
         LOGGER.handle(record)
 
 
@@ -509,9 +535,29 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _quote(text: str) -> str:
-    if not _ESCAPES:
-        return text
-    return _UNQUOTED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
+    return _json(text) if _ESCAPES else text
+
+
+def _json(value: object) -> str:
+    """Format a value as JSON without characters that a log line must not contain."""
+    return _UNQUOTED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
+
+
+def _json_line(record: logging.LogRecord) -> str:
+    """Format an event as an object: time (UTC), level, message, place, its own fields, and the traceback, if any."""
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    event: dict[str, object] = {
+        "time": f"{seconds}.{int(record.created % 1 * 1_000_000):06d}Z",
+        "level": next(name for number, name in _LEVEL_NAMES if record.levelno >= number),
+        "message": record.getMessage(),
+        "pid": record.process,
+        "file": record.filename,
+        **({"line": record.lineno} if record.lineno else {}),
+        **getattr(record, "fields", {}),
+    }
+    if record.exc_info:
+        event["exception"] = logging.Formatter().formatException(record.exc_info)
+    return _json(event)
 
 
 def _stamp(record: logging.LogRecord, form: str) -> str:

@@ -40,7 +40,7 @@ Port = Annotated[int, Range(0, 65535)]
 ControlMode = Literal["none", "poll", "explicit", "on-demand"]
 LoadOverrides = Literal["files", "config", "none"]
 RateLimit = Literal["off", "execution_count"]
-LogFormat = Literal["default", "ISO8601"]
+LogFormat = Literal["default", "ISO8601", "json"]
 Compression = Literal["none", "low", "medium", "high"]
 
 #: Reasons for options that are checked but have no effect.
@@ -297,7 +297,8 @@ class Settings:
     log_info: bool = option(True, "Logging", "Log information.")
     log_warning: bool = option(True, "Logging", "Log warnings.")
     log_error: bool = option(True, "Logging", "Log errors.")
-    log_format: LogFormat = option("default", "Logging", "Format of the start of each line.")
+    log_access: bool = option(False, "Logging", "Log every call: status, sizes, duration, API key, request and trace.")
+    log_format: LogFormat = option("default", "Logging", "Format of the start of each line; json: a line per event.")
     log_file: FileName = option("", "Logging", "File to append to, instead of standard error.")
     trace_config: tuple[Setting, ...] = option(
         (), "Logging", "[triton|opentelemetry,]<setting>=<value>, as level=TIMESTAMPS; repeatable.",
@@ -395,6 +396,7 @@ class Settings:
             log_warning=self.log_warning,
             log_error=self.log_error,
             log_verbose_level=self.log_verbose,
+            log_access=self.log_access,
             log_format=self.log_format,
         )
 

@@ -260,7 +260,7 @@ class Model:
 
     def cached_response(self, message: Hashable) -> object | None:
         """Return the encoded response to an identical earlier message if the response cache still has it."""
-        if self.cached_messages is None or self.stopping or logs.current().log_verbose_level:
+        if self.cached_messages is None or self.stopping or logs.current().logs_calls:
             return None
         response = self.cached_messages.find(message)
         if response is not None:

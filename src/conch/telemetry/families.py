@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, number
-from conch.telemetry.statistics import Histogram, ModelStatistics, Summary
+from conch.telemetry.statistics import FIRST_RESPONSE, LATENCIES, Histogram, ModelStatistics, Summary
 
 
 class Registered(NamedTuple):
@@ -99,6 +99,7 @@ _work: Final = _Source(lambda model: model.statistics.work)
 #: vLLM's dashboards select models by their label.
 _generation: Final = _Source(lambda model: model.statistics.generation, "model_name")
 _first_response: Final = _Source(lambda model: model.statistics.first_response)
+_latencies: Final = _Source(lambda model: model.statistics.latencies)
 _summaries: Final = _Source(lambda model: model.statistics.summaries)
 _cache_summaries: Final = _Source(lambda model: model.statistics.summaries if model.cached else None)
 _uncached_summaries: Final = _Source(lambda model: None if model.cached else model.statistics.summaries)
@@ -106,6 +107,11 @@ _uncached_summaries: Final = _Source(lambda model: None if model.cached else mod
 
 def _failures(model: Registered) -> Iterator[MetricSample]:
     for reason, count in model.statistics.failures.items():
+        yield MetricSample(label_text(dict(sorted({**model.labels, "reason": reason.value}.items()))), count)
+
+
+def _restarts(model: Registered) -> Iterator[MetricSample]:
+    for reason, count in model.statistics.restarts.items():
         yield MetricSample(label_text(dict(sorted({**model.labels, "reason": reason.value}.items()))), count)
 
 
@@ -310,8 +316,21 @@ MEMORY: Final[Table] = dict((
 
 #: Included with ``histogram_latencies=true``.
 HISTOGRAMS: Final[Table] = dict((
-    _histogram("nv_inference_first_response_histogram_ms", "Duration from request to first response in milliseconds",
+    _histogram(FIRST_RESPONSE, "Duration from request to first response in milliseconds",
         _first_response.histogram(lambda histogram: histogram)),
+    _histogram(LATENCIES[0], "Duration of successful requests in milliseconds (includes cached requests)",
+        _latencies.histogram(lambda latencies: latencies.request)),
+    _histogram(LATENCIES[1], "Queuing duration of successful requests in milliseconds (includes cached requests)",
+        _latencies.histogram(lambda latencies: latencies.queue)),
+    _histogram(LATENCIES[2],
+        "Compute inference duration of successful requests in milliseconds (does not include cached requests)",
+        _latencies.histogram(lambda latencies: latencies.compute)),
+))
+
+#: Triton does not restart workers.
+RESTARTS: Final[Table] = dict((
+    _counter("conch_worker_restarts_total", "Number of workers that ended and were restarted, by reason",
+        _restarts),
 ))
 
 #: Included with ``summary_latencies=true``. Triton omits the request summary for models with a response cache.

@@ -20,7 +20,7 @@ from conch.telemetry import families
 from conch.telemetry.custom import CustomMetrics
 from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, page, page_lines
 from conch.telemetry.families import Registered
-from conch.telemetry.statistics import Histogram, ModelStatistics, Summaries
+from conch.telemetry.statistics import FIRST_RESPONSE, Histogram, LatencyHistograms, ModelStatistics, Summaries
 
 CPU_UTILIZATION: Final = Metric("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]")
 CPU_MEMORY_TOTAL: Final = Metric("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes")
@@ -197,19 +197,21 @@ class Registry:
             self.add(CpuGauges(interval).collect)
 
     def statistics(
-        self, name: str, version: int, *, decoupled: bool = False, buckets: Iterable[float] = ()
+        self, name: str, version: int, *, decoupled: bool = False, buckets: Mapping[str, Sequence[float]] = {}
     ) -> ModelStatistics:
         """Return new statistics for a model version, with the configured distributions.
 
-        First responses are recorded for decoupled models. ``buckets`` (ms) come from the model's ``model_metrics``, if
-        set.
+        First responses are recorded for decoupled models. ``buckets`` are the ascending upper bounds (ms) of
+        histograms by family, from the model's ``model_metrics``.
         """
-        histogram = self.config.histogram_latencies and decoupled
+        histograms = self.config.histogram_latencies
+        first_response = Histogram(buckets.get(FIRST_RESPONSE) or FIRST_RESPONSE_BUCKETS)
         return ModelStatistics(
             name,
             version,
             summaries=Summaries() if self.config.summary_latencies else None,
-            first_response=Histogram(sorted(set(buckets)) or FIRST_RESPONSE_BUCKETS) if histogram else None,
+            latencies=LatencyHistograms(buckets) if histograms else None,
+            first_response=first_response if histograms and decoupled else None,
         )
 
     def register(
@@ -261,6 +263,7 @@ class Registry:
         if self.config.histogram_latencies:
             yield from _of_models(models, families.HISTOGRAMS)
         yield from PINNED_MEMORY
+        yield from _of_models(models, families.RESTARTS)
         for table in (families.MEMORY, families.WORK, families.GENERATION):
             for metric, samples in _of_models(models, table):
                 for first in samples:  # families without samples are omitted

@@ -25,6 +25,15 @@ from typing import Any, Final
 from conch.core.inference import InferRequest, InferResponse
 from conch.telemetry.memory import ModelMemory
 
+#: The histogram that Triton has, for decoupled models.
+FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
+#: The histograms of all models: whole requests, their time in the queue, and in the model.
+LATENCIES: Final = (
+    "conch_inference_request_histogram_ms",
+    "conch_inference_queue_histogram_ms",
+    "conch_inference_compute_infer_histogram_ms",
+)
+
 #: Quantiles of a summary cover at most this many seconds and this many observations. That is enough for the 0.999
 #: quantile, while the seven summaries of a busy model render in about 3 ms.
 SUMMARY_SECONDS = 60.0
@@ -266,6 +275,15 @@ class FailureReason(Enum):
     OTHER = "OTHER"  # everything else, such as a failed step of an ensemble
 
 
+class RestartReason(Enum):
+    """Why a worker ended and was restarted: the values of the metric label ``reason``."""
+
+    EXIT = "exit"  # it exited
+    SIGNAL = "signal"  # a signal ended it, such as that of a segmentation fault
+    SIGKILL = "sigkill"  # another process or the kernel killed it, possibly because memory ran out
+    KILLED = "killed"  # the server killed it; conch_worker_kills has the cause
+
+
 @dataclass(slots=True, eq=False)
 class Duration:
     """The number of events and their total duration."""
@@ -319,19 +337,40 @@ class Summaries:
     cache_miss: Summary = field(default_factory=Summary)
 
 
+#: Milliseconds. From a small encoder's response to a long generation.
+LATENCY_BUCKETS: Final = (
+    1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10_000.0, 30_000.0, 60_000.0,
+)  # fmt: skip
+
+
+class LatencyHistograms:
+    """Durations (ms) of successful requests; kept only with ``--metrics-config histogram_latencies=true``.
+
+    ``buckets`` are the upper bounds by family; families without bounds have ``LATENCY_BUCKETS``.
+    """
+
+    __slots__ = ("compute", "queue", "request")
+
+    def __init__(self, buckets: Mapping[str, Sequence[float]] = {}) -> None:
+        self.request, self.queue, self.compute = (
+            Histogram(buckets.get(family) or LATENCY_BUCKETS) for family in LATENCIES
+        )
+
+
 @dataclass(slots=True, eq=False)
 class ModelStatistics:
     """The statistics of one model version; they start at zero with every load.
 
-    ``summaries`` and ``first_response`` are set only if the server's configuration enables them; ``clock`` returns
-    nanoseconds since the epoch. The dispatcher sets ``queue``, whose length is the number of pending requests; the
-    loader sets ``load_ns``, and the memory ledger sets ``memory``.
+    ``summaries``, ``latencies`` and ``first_response`` are set only if the server's configuration enables them;
+    ``clock`` returns nanoseconds since the epoch. The dispatcher sets ``queue``, whose length is the number of pending
+    requests; the loader sets ``load_ns``, and the memory ledger sets ``memory``.
     """
 
     name: str
     version: int
     _: KW_ONLY
     summaries: Summaries | None = None
+    latencies: LatencyHistograms | None = None
     first_response: Histogram | None = None
     clock: Callable[[], int] = time_ns
     last_inference_ms: int = 0
@@ -356,6 +395,8 @@ class ModelStatistics:
     #: Runtime facts of the model by name (``engine``, ``precision`` …).
     runtime_facts: Mapping[str, str] = field(default_factory=dict)
     failures: dict[FailureReason, int] = field(default_factory=lambda: dict.fromkeys(FailureReason, 0))
+    #: Restarted workers.
+    restarts: dict[RestartReason, int] = field(default_factory=lambda: dict.fromkeys(RestartReason, 0))
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     responses: dict[int, ResponseStatistics] = field(default_factory=dict)
     #: Set once a built-in backend has reported an execution.
@@ -377,6 +418,10 @@ class ModelStatistics:
         self.compute_input_ns += input_ns
         self.compute_infer_ns += infer_ns
         self.compute_output_ns += output_ns
+        if self.latencies is not None:
+            self.latencies.request.observe(total_ns / 1_000_000)
+            self.latencies.queue.observe(queue_ns / 1_000_000)
+            self.latencies.compute.observe(infer_ns / 1_000_000)
         if self.summaries is not None:
             self.summaries.request.observe(total_ns // 1000)
             self.summaries.queue.observe(queue_ns // 1000)
@@ -391,6 +436,9 @@ class ModelStatistics:
         self.queue_ns += queue_ns
         self.cache_hit_count += 1
         self.cache_hit_ns += lookup_ns
+        if self.latencies is not None:
+            self.latencies.request.observe(total_ns / 1_000_000)
+            self.latencies.queue.observe(queue_ns / 1_000_000)
         if self.summaries is not None:
             self.summaries.queue.observe(queue_ns // 1000)
             self.summaries.cache_hit.observe(lookup_ns // 1000)

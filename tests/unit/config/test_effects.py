@@ -55,7 +55,7 @@ def test_a_field_without_effect_is_named_with_its_place(text: str, field: tuple[
         "instance_group { count: 2 kind: KIND_CPU }",
         'backend: "onnxruntime" optimization { graph { level: 1 } }',
         "optimization { input_pinned_memory { enable: true } }",
-        'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" } } }',
+        'model_metrics { metric_control { metric_identifier { family: "conch_inference_queue_histogram_ms" } } }',
     ],
 )
 def test_supported_fields_and_default_values_are_not_reported(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import re
@@ -39,6 +40,30 @@ def test_iso_format(output: io.StringIO) -> None:
     logs.current().update(log_format="ISO8601")
     LOG.error("x")
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ E \d+ test_logs.py:\d+] \"x\"\n", output.getvalue())
+
+
+def test_json_format_is_an_object_in_a_line_for_every_event(output: io.StringIO) -> None:
+    logs.current().update(log_format="json")
+    record = LOG.makeRecord("conch", logging.WARNING, "/src/a.py", 7, "two\nlines \u2028 \udc80", (), None)
+    record.created = 1_700_000_000.25
+    LOG.handle(record)
+    try:
+        raise ValueError("wrong")
+    except ValueError:
+        LOG.exception("it failed")
+    logs.table("models", ["name", "state"], [["m", "READY"]])
+    logs.emit_from_worker("ERROR", "model.py", 5, "Traceback\n  line", "m_0", 4711)
+    lines = output.getvalue().splitlines()
+    first, failure, table, worker = map(json.loads, lines)
+    assert first == {
+        "time": "2023-11-14T22:13:20.250000Z", "level": "WARNING", "message": "two\nlines \u2028 \udc80",
+        "pid": os.getpid(), "file": "a.py", "line": 7,
+    }  # fmt: skip
+    assert (failure["level"], failure["message"]) == ("ERROR", "it failed")
+    assert failure["exception"].startswith("Traceback (most") and failure["exception"].endswith("ValueError: wrong")
+    assert (table["message"], table["table"]) == ("models", [{"name": "m", "state": "READY"}])
+    assert (worker["worker"], worker["pid"], worker["file"], worker["line"]) == ("m_0", 4711, "model.py", 5)
+    assert worker["message"] == "Traceback\n  line"
 
 
 def test_time_is_utc_with_microseconds(output: io.StringIO) -> None:

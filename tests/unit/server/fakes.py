@@ -10,7 +10,7 @@ from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import StoredData, WireTensor
 from conch.workers.host.bls import ModelCalls
 from conch.workers.host.execution import Execution
-from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Kill, Verdict
+from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Kill, Verdict, worker_end
 
 
 class FakeWorker:
@@ -23,7 +23,7 @@ class FakeWorker:
         self.slots = 0
         self.runtime_facts: dict[str, str] = {}
         self.adapters: dict[str, str] = {}
-        self.exit_status = -9
+        self.end = worker_end(-9, None)
         self.alive = True
         self.stopped = False
         self.verdict = Verdict()

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from conch.core.errors import ConchError
 from conch.telemetry.exposition import Metric, MetricSample
 from conch.telemetry.metrics import MetricsConfig, Registry
-from conch.telemetry.statistics import FailureReason, ModelStatistics
+from conch.telemetry.statistics import FIRST_RESPONSE, LATENCIES, FailureReason, ModelStatistics, RestartReason
 
 #: The beginning of the page of a fresh server, before any model.
 EMPTY_PAGE = """\
@@ -53,6 +53,8 @@ nv_pinned_memory_pool_total_bytes 0
 # HELP nv_pinned_memory_pool_used_bytes Pinned memory pool used memory size, in bytes
 # TYPE nv_pinned_memory_pool_used_bytes gauge
 nv_pinned_memory_pool_used_bytes 0
+# HELP conch_worker_restarts_total Number of workers that ended and were restarted, by reason
+# TYPE conch_worker_restarts_total counter
 """
 
 
@@ -194,10 +196,43 @@ def test_first_response_of_a_decoupled_model_falls_into_its_bucket() -> None:
 
 def test_models_own_buckets_are_used() -> None:
     page = registry(histogram_latencies=True)
-    page.register(page.statistics("m", 1, decoupled=True, buckets=[2.5, -1, 0, 1]))
+    page.register(page.statistics("m", 1, decoupled=True, buckets={FIRST_RESPONSE: [-1, 0, 1, 2.5]}))
     name = "nv_inference_first_response_histogram_ms_bucket"
     bounds = [label.split('le="')[1].rstrip('"}') for label in samples(page, name)]
     assert bounds == ["-1", "0", "1", "2.5", "+Inf"]
+
+
+def test_latencies_of_every_model_are_counted_and_a_cache_hit_has_no_computation() -> None:
+    page = registry(histogram_latencies=True)
+    statistics = page.statistics("m", 1, buckets={name: [3] for name in LATENCIES})
+    page.register(statistics)
+    statistics.record_success(1, 1_000_000, 0, 2_500_000, 0, 4_000_000)
+    statistics.record_cache_hit(500_000, 100_000, 1_000_000)
+    labels = 'model="m",version="1"'
+    for name, below, count, total in zip(LATENCIES, "121", "221", ("5", "1.5", "2.5"), strict=True):
+        assert samples(page, name) == {
+            f"{name}_count{{{labels}}}": count,
+            f"{name}_sum{{{labels}}}": total,
+            f'{name}_bucket{{{labels},le="3"}}': below,
+            f'{name}_bucket{{{labels},le="+Inf"}}': count,
+        }
+
+
+def test_latencies_are_not_kept_unless_they_are_configured() -> None:
+    page = registry()
+    assert page.statistics("m", 1).latencies is None
+    assert "histogram_ms" not in page.render().decode()
+
+
+def test_restarts_are_shown_by_reason_before_the_first_too() -> None:
+    page = registry()
+    statistics = served(page)
+    statistics.restarts[RestartReason.SIGKILL] += 2
+    name = "conch_worker_restarts_total"
+    assert samples(page, name) == {
+        f'{name}{{model="m",reason="{reason}",version="1"}}': "2" if reason == "sigkill" else "0"
+        for reason in ("exit", "signal", "sigkill", "killed")
+    }
 
 
 def test_histogram_is_for_decoupled_models_only() -> None:

@@ -87,6 +87,8 @@ class InferCall(UnaryCall):
         context.forwarding.add(self.head.metadata, self._request)
         if context.server.tracing.on:
             begin_trace(context.server.tracing, self, self._request)
+        if self.record is not None:
+            self.record.identify(self._request)
         self.infer(context.offloader, model, self._request, self.fail)
 
     def _respond_from_cache(self, model: Model, message: Buffer) -> bool:

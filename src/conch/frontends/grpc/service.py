@@ -314,10 +314,15 @@ def _too_much_metadata(size: int) -> CallFault:
 
 
 def _recorded(call: Call, client: str = "") -> Call:
-    """Return ``call``, with an access log record if the log is verbose; ``client`` is the name of its API key."""
-    if logs.current().log_verbose_level:
-        path = logs.shortened(call.head.path) + (f" of {client}" if client else "")
-        logs.verbose(1, "gRPC request: %s", path)
-        if not call.finished:
-            call.record = AccessRecord("gRPC", path)
+    """Return ``call``, with an access log record if calls are logged; ``client`` is the name of its API key."""
+    if logs.current().logs_calls and not call.finished:
+        metadata = dict(call.head.metadata)
+        call.record = AccessRecord(
+            "gRPC",
+            "",
+            call.head.path,
+            client=client,
+            request_id=metadata.get("x-request-id", ""),
+            traceparent=metadata.get("traceparent", ""),
+        )
     return call

@@ -5,7 +5,6 @@ The router calls them on the event loop.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
@@ -134,7 +133,7 @@ class ControlRoutes:
         self._tasks.start(exchange, _respond_after(exchange, unloading))
 
     def log_settings(self, exchange: HttpExchange) -> None:
-        exchange.respond(200, [JSON], wire.document_body(dataclasses.asdict(self._server.logs)))
+        exchange.respond(200, [JSON], wire.document_body(self._server.logs.extension))
 
     def change_log_settings(self, exchange: HttpExchange) -> None:
         self._server.update_logs(wire.read_log_settings(exchange.body))

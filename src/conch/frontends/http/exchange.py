@@ -79,6 +79,7 @@ class HttpExchange:
         "query",
         "record",
         "refusal",
+        "request_id",
         "response_headers",
         "route",
         "started",
@@ -110,6 +111,8 @@ class HttpExchange:
         self.dialect: Any = None
         #: The name of the API key of the request; set by the application.
         self.client = ""
+        #: The identifier of the request in its response, in dialects that have one; set by the application.
+        self.request_id = b""
         #: Whether the request is served even on a connection above the limit.
         self.urgent = False
         #: The error and status with which the request is refused instead of being handled.

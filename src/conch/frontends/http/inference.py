@@ -22,7 +22,7 @@ from conch.frontends.http.responders import (
     TextsResponder,
 )
 from conch.frontends.http.status import refuse
-from conch.frontends.http.traced import begin_trace
+from conch.frontends.http.traced import observe
 from conch.frontends.offloading import work
 from conch.frontends.offloading.messages import resolve_spans
 from conch.frontends.offloading.offloader import LARGE_BYTES, Offloader, has_many_strings
@@ -177,8 +177,7 @@ class Inference:
 
     def _send(self, exchange: HttpExchange, model: Model, request: InferRequest) -> None:
         """Send a request to its model; cancel it if the client disconnects."""
-        if self._tracing.on:
-            begin_trace(self._tracing, exchange, request)
+        observe(self._tracing, exchange, request)
         model.infer(request)
         if not request.finished:
             exchange.on_disconnect = request.cancel

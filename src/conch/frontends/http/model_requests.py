@@ -20,7 +20,7 @@ from conch.core.tensors import Buffer, WireTensor
 from conch.frontends.http.background_tasks import BackgroundTasks, take_body
 from conch.frontends.http.dialects import refuse
 from conch.frontends.http.exchange import HttpExchange
-from conch.frontends.http.traced import begin_trace
+from conch.frontends.http.traced import observe
 from conch.frontends.offloading.offloader import Offloader
 from conch.server.core import InferenceServer
 from conch.server.model import Model
@@ -67,8 +67,7 @@ class RequestsResponder:
             for request in self._requests:
                 if self._ended:
                     return
-                if tracing.on:
-                    begin_trace(tracing, self._exchange, request)
+                observe(tracing, self._exchange, request)
                 model.infer(request)
         except BaseException:
             self.cancel()

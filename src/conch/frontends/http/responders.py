@@ -17,7 +17,7 @@ from conch.core.tensors import Buffer
 from conch.frontends.http.background_tasks import BackgroundTasks
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import STATUS, refuse
-from conch.frontends.http.traced import begin_trace
+from conch.frontends.http.traced import observe
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
 from conch.server.model import Model
@@ -211,8 +211,7 @@ class TextsResponder:
             for request in self._requests:
                 if exchange.gone:
                     return
-                if tracing.on:
-                    begin_trace(tracing, exchange, request)
+                observe(tracing, exchange, request)
                 model.infer(request)
         except ConchError as error:
             self._give_up(error)

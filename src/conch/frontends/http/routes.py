@@ -73,6 +73,7 @@ _CACHE_SIZE: Final = 4096
 _CACHED_LENGTH: Final = 256
 #: Maximum length of the id that a client chooses for its request (bytes).
 _LONGEST_REQUEST_ID: Final = 256
+_REQUEST_ID: Final = b"x-request-id"
 _BEARER: Final = b"Bearer "
 #: Prefix of the OpenAI API; errors for unknown paths below it have OpenAI's form.
 _OPENAI: Final = b"/v1/"
@@ -136,7 +137,8 @@ class Router:
                 raise _NotFound
             exchange.dialect = endpoint.dialect
             if endpoint.dialect.request_id:
-                exchange.response_headers = [(endpoint.dialect.request_id, _request_id(exchange))]
+                exchange.request_id = _request_id(exchange)
+                exchange.response_headers = [(endpoint.dialect.request_id, exchange.request_id)]
                 exchange.began, exchange.duration_header = monotonic_ns(), endpoint.dialect.duration
             if cors := self._browsers.cors_headers(exchange.headers):
                 exchange.response_headers = [*exchange.response_headers, *cors]
@@ -226,11 +228,16 @@ class Router:
 
     def _record(self, exchange: HttpExchange) -> None:
         """Create the access log record of an exchange."""
-        if logs.current().log_verbose_level:
-            what = f"{exchange.method.decode()} {logs.shortened(exchange.path.decode('latin-1'))}"
-            what += f" of {exchange.client}" if exchange.client else ""
-            logs.verbose(1, "HTTP request: %s", what)
-            exchange.record = AccessRecord("HTTP", what, len(exchange.body))
+        if logs.current().logs_calls:
+            exchange.record = AccessRecord(
+                "HTTP",
+                exchange.method.decode(),
+                exchange.path.decode("latin-1"),
+                client=exchange.client,
+                request_id=(exchange.request_id or exchange.headers.get(_REQUEST_ID, b"")).decode("latin-1"),
+                traceparent=exchange.headers.get(b"traceparent", b"").decode("latin-1"),
+                received=len(exchange.body),
+            )
 
     def _find(self, path: bytes) -> _Route:
         text = path.decode("utf-8", "replace")
@@ -259,7 +266,7 @@ def _respond_to_preflight(exchange: HttpExchange) -> None:
 
 def _request_id(exchange: HttpExchange) -> bytes:
     """Return the id of a request: the client's, or a new one."""
-    given = exchange.headers.get(b"x-request-id", b"")
+    given = exchange.headers.get(_REQUEST_ID, b"")
     return given if 0 < len(given) <= _LONGEST_REQUEST_ID else f"req_{uuid4().hex}".encode()
 
 

@@ -1,4 +1,4 @@
-"""Begins the trace of an HTTP request; called on the event loop while tracing is on."""
+"""Begins the trace of an HTTP request, and identifies it in the access log; called on the event loop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from conch.telemetry.tracing.tracing import Tracing
 _CALLER: Final = (b"traceparent", b"tracestate")
 
 
-def begin_trace(tracing: Tracing, exchange: HttpExchange, request: InferRequest) -> None:
-    """Begin the trace of a request before its model gets it, if the request is sampled."""
+def observe(tracing: Tracing, exchange: HttpExchange, request: InferRequest) -> None:
+    """Begin the trace of a request, if it is sampled, before its model gets it; identify it in the access log."""
+    if tracing.on:
+        _begin_trace(tracing, exchange, request)
+    if exchange.record is not None:
+        exchange.record.identify(request)
+
+
+def _begin_trace(tracing: Tracing, exchange: HttpExchange, request: InferRequest) -> None:
     headers = {
         name.decode(): value.decode("latin-1") for name in _CALLER if (value := exchange.headers.get(name)) is not None
     }

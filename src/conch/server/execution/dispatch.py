@@ -31,7 +31,7 @@ from conch.server.runtime_facts import RuntimeFacts, adapters, merged
 from conch.server.schedulers.batching import BatchDecision, Scheduler
 from conch.server.schedulers.rate_limiter import GLOBAL, InstanceRateLimiter, LimitedInstance, ResourceKey
 from conch.server.schedulers.sequences.scheduler import NullRequest
-from conch.telemetry.statistics import ModelStatistics
+from conch.telemetry.statistics import ModelStatistics, RestartReason
 from conch.workers.host.execution import Execution
 from conch.workers.host.process import WorkerProcess
 
@@ -343,8 +343,9 @@ class Dispatcher(Executor):
             self._scheduler.add_instance(key, monotonic_ns())
         self._schedule_dispatch()
 
-    def on_died(self, worker: SupervisedWorker) -> None:
+    def on_died(self, worker: SupervisedWorker, reason: RestartReason) -> None:
         """Remove the instances of ``worker``; its sequences fail, because the model's state for them is lost."""
+        self._statistics.restarts[reason] += 1
         self._remove_instances(worker)
         self._schedule_dispatch()
 

@@ -15,6 +15,7 @@ from conch.core.errors import ConchError
 from conch.core.inference import InferRequest, InferResponse
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.runtime_facts import RuntimeFacts
+from conch.telemetry.statistics import RestartReason
 from conch.workers.host.execution import Execution
 from conch.workers.host.liveness import not_ended
 from conch.workers.host.process import WorkerProcess
@@ -59,8 +60,8 @@ class WorkerOwner(Protocol):
     def on_available(self, worker: SupervisedWorker) -> None:
         """Called when ``worker`` has started or restarted."""
 
-    def on_died(self, worker: SupervisedWorker) -> None:
-        """Called when the process of ``worker`` has died; it is restarted later."""
+    def on_died(self, worker: SupervisedWorker, reason: RestartReason) -> None:
+        """Called when the process of ``worker`` has died for ``reason``; it is restarted later."""
 
     def on_lost(self, worker: SupervisedWorker) -> None:
         """Called when an attempt to restart ``worker`` has failed."""
@@ -172,10 +173,10 @@ class SupervisedWorker:
         self._owner.on_progress(process.pid, {})
         if self._stopped:
             return
-        status = process.exit_status
-        LOG.error("worker of '%s' (pid %d) died with status %s; starting another", self.name, process.pid, status)
+        end = process.end
+        LOG.error("worker of '%s' (pid %d) %s; starting another", self.name, process.pid, end.text)
         self._back_off.died(self._loop.time())
-        self._owner.on_died(self)
+        self._owner.on_died(self, end.reason)
         self._restart = self._loop.create_task(self._restart_until_ready())
 
     async def _restart_until_ready(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from conch.config.effects import ineffective_problems
 from conch.config.reading import refuse
 from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, copied, implementation, is_ensemble, with_placement, without_placement
-from conch.config.signature import first_response_buckets, parameters, signature
+from conch.config.signature import histogram_buckets, parameters, signature
 from conch.config.validate import (
     check_directory_name,
     response_cache_problems,
@@ -76,7 +76,7 @@ class NewStatistics(Protocol):
     """Creates the statistics of a version; see :meth:`conch.telemetry.metrics.Registry.statistics`."""
 
     def __call__(
-        self, name: str, version: int, *, decoupled: bool = False, buckets: Iterable[float] = ()
+        self, name: str, version: int, *, decoupled: bool = False, buckets: Mapping[str, Sequence[float]] = {}
     ) -> ModelStatistics: ...
 
 
@@ -278,7 +278,7 @@ class VersionLoader:
 
     def _statistics(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelStatistics:
         decoupled = config.model_transaction_policy.decoupled
-        return self._new_statistics(files.name, version, decoupled=decoupled, buckets=first_response_buckets(config))
+        return self._new_statistics(files.name, version, decoupled=decoupled, buckets=histogram_buckets(config))
 
     def _model(
         self,

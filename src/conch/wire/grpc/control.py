@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 from google.protobuf import json_format
@@ -157,7 +156,7 @@ def read_log_settings(request: service_pb2.LogSettingsRequest) -> dict[str, bool
 
 def log_settings(settings: LogSettings) -> service_pb2.LogSettingsResponse:
     response = service_pb2.LogSettingsResponse()
-    for name, value in asdict(settings).items():
+    for name, value in settings.extension.items():
         if isinstance(value, bool):
             response.settings[name].bool_param = value
         elif isinstance(value, int):

@@ -6,6 +6,7 @@ do not look stalled after the machine was suspended. ``WorkerWatch`` calls it fo
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +14,7 @@ from typing import Final, NamedTuple
 
 from conch.core.errors import ConchError, internal
 from conch.machine.processes import TICKS, Activity
+from conch.telemetry.statistics import RestartReason
 from conch.workers.child.heartbeat import HeartbeatSample
 
 #: Time for which a silent worker that is stopped, or waits for a disk or memory, counts as responsive (s).
@@ -78,6 +80,28 @@ def not_ended(seconds: float, *, idle: bool) -> Kill:
     return Kill(
         Cause.FINALIZE, f"it did not exit within {seconds:g} s after the request to stop (--finalize-timeout-secs)"
     )
+
+
+class WorkerEnd(NamedTuple):
+    """How a worker ended: its reason for metrics, and the end as a clause about the worker."""
+
+    reason: RestartReason
+    text: str
+
+
+def worker_end(status: int | None, kill: Kill | None) -> WorkerEnd:
+    """Return how a worker ended; ``status`` is negative for a signal, ``kill`` is set if the server killed it."""
+    if kill is not None:
+        return WorkerEnd(RestartReason.KILLED, "was killed by the server")
+    if status is None or status >= 0:
+        return WorkerEnd(RestartReason.EXIT, f"died with status {status}")
+    if status == -signal.SIGKILL:
+        return WorkerEnd(RestartReason.SIGKILL, "was killed by SIGKILL, possibly because memory ran out")
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-status}"
+    return WorkerEnd(RestartReason.SIGNAL, f"was killed by {name}")
 
 
 def unhealthy(name: str, kill: Kill | None) -> ConchError:

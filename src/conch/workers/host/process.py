@@ -35,9 +35,11 @@ from conch.workers.host.liveness import (
     Kill,
     LivenessSample,
     Verdict,
+    WorkerEnd,
     WorkerTimeouts,
     not_ended,
     unhealthy,
+    worker_end,
 )
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn
 
@@ -167,6 +169,11 @@ class WorkerProcess:
     def exit_status(self) -> int | None:
         """The exit status, negative for a signal; None while the process runs."""
         return self._process.exit_status
+
+    @property
+    def end(self) -> WorkerEnd:
+        """How the process ended; call only when it has ended."""
+        return worker_end(self._process.exit_status, self._killed)
 
     @property
     def shared_bytes(self) -> int:

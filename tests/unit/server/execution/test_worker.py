@@ -10,6 +10,7 @@ import pytest
 from conch.core.errors import ConchError, internal
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.execution.worker import BACK_OFF, HEALTHY_SECONDS, RestartBackOff, SupervisedWorker
+from conch.telemetry.statistics import RestartReason
 from tests.unit.fake_clock import fake_clock, settle
 from tests.unit.server.fakes import FakeWorker
 
@@ -57,7 +58,8 @@ class Supervision:
     def on_available(self, worker: SupervisedWorker) -> None:
         self.heard.append("available")
 
-    def on_died(self, worker: SupervisedWorker) -> None: ...
+    def on_died(self, worker: SupervisedWorker, reason: RestartReason) -> None:
+        self.heard.append(reason.value)
 
     def on_lost(self, worker: SupervisedWorker) -> None:
         self.heard.append("lost")
@@ -123,7 +125,7 @@ async def test_attempts_that_fail_are_told_and_repeated_until_one_succeeds(failu
     supervision.failures, supervision.failure = 2, failure
     await supervision.die()
     assert gaps(supervision.launched) == [0.0, 0.5, 1.0]
-    assert supervision.heard == ["available", "progress", "lost", "lost", "available"]
+    assert supervision.heard == ["available", "progress", "sigkill", "lost", "lost", "available"]
 
 
 @fake_clock

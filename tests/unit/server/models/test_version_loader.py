@@ -30,6 +30,7 @@ from conch.server.model import Model
 from conch.server.models.states import ModelState, ModelTable, State, VersionState
 from conch.server.models.version_loader import VersionLoader
 from conch.telemetry.metrics import FIRST_RESPONSE_BUCKETS, MetricsConfig, Registry
+from conch.telemetry.statistics import LATENCY_BUCKETS
 from conch.workers.host.liveness import Verdict
 from tests.unit.server.fakes import FakeWorker
 from tests.unit.server.loads import CONFIG, until
@@ -150,12 +151,17 @@ async def test_first_responses_are_timed_for_decoupled_models_in_the_buckets_of_
     buckets = """model_metrics { metric_control {
         metric_identifier { family: "nv_inference_first_response_histogram_ms" }
         histogram_options { buckets: [ 20, 10 ] }
+    } metric_control {
+        metric_identifier { family: "conch_inference_request_histogram_ms" }
+        histogram_options { buckets: [ 7 ] }
     } }"""
     models = [
         await Bench(tmp_path / place, text).load()
         for place, text in [("usual", decoupled), ("own", decoupled + buckets), ("other", CONFIG)]
     ]
     usual, own, other = (model.statistics.first_response for model in models)
+    whole = models[0].statistics.latencies, models[1].statistics.latencies, models[2].statistics.latencies
+    assert [latencies and latencies.request.bounds for latencies in whole] == [LATENCY_BUCKETS, (7,), LATENCY_BUCKETS]
     assert usual is not None and usual.bounds == FIRST_RESPONSE_BUCKETS
     assert own is not None and own.bounds == (10, 20)
     assert other is None

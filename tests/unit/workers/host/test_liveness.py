@@ -6,7 +6,7 @@ import pytest
 
 from conch.machine.processes import TICKS, Activity
 from conch.workers.child.heartbeat import HeartbeatSample
-from conch.workers.host.liveness import Cause, Liveness, LivenessSample, Verdict, WorkerTimeouts
+from conch.workers.host.liveness import Cause, Kill, Liveness, LivenessSample, Verdict, WorkerTimeouts, worker_end
 from conch.workers.host.processes import INTERVAL, WatchClock
 
 
@@ -213,3 +213,21 @@ def test_what_the_server_slept_itself_counts_for_nothing() -> None:
     assert clock.advance(4000.0) < 1.0
     before = clock.now
     assert clock.advance(4000.5) == before + 0.5
+
+
+@pytest.mark.parametrize(
+    ("status", "kill", "reason", "text"),
+    [
+        (3, None, "exit", "died with status 3"),
+        (0, None, "exit", "died with status 0"),
+        (-11, None, "signal", "was killed by SIGSEGV"),
+        (-40, None, "signal", "was killed by signal 40"),
+        (-9, None, "sigkill", "was killed by SIGKILL, possibly because memory ran out"),
+        (-9, Kill(Cause.SILENT, "it is silent"), "killed", "was killed by the server"),
+    ],
+)
+def test_the_end_of_a_worker_is_told_by_its_status_and_by_who_killed_it(
+    status: int, kill: Kill | None, reason: str, text: str
+) -> None:
+    end = worker_end(status, kill)
+    assert (end.reason.value, end.text) == (reason, text)
