@@ -7,13 +7,14 @@
 # make test-slow                  the others: run them before a release
 # make test-llamacpp              the engine llamacpp on the real llama.cpp, which it compiles first
 # make test-vllm                  the engine vllm on the real vLLM, on a CPU
+# make test-monitoring            the Prometheus rules, with promtool (Debian's package prometheus)
 # make test-clients               the clients of retrieval: Cohere, LangChain, LlamaIndex, Haystack
 # make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
 # make simulate                   random programs on a simulated server for ten minutes: make simulate SECONDS=60
 # make check                      format, lint, types and import layers
 # make bench                      measurements: make bench ARGS="serving --rounds 1"
 # make soak                       half an hour of faults, then models loaded 1,000 times: make soak CYCLES=100
-# make docs                       the tables of docs/ that follow from declarations, and the site in build/site
+# make docs                       the tables of docs/ that follow from declarations, and the dashboard, and the site in build/site
 # make docs-serve                 the site on http://localhost:8008
 # make wheel                      dist/conch_server-*.whl
 #
@@ -49,7 +50,7 @@ LAST_PART := $(BENCHMARKS) \
 
 CYCLES ?= 1000
 
-.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients announce fuzz simulate check bench soak docs docs-serve site-pages wheel
+.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients test-monitoring announce fuzz simulate check bench soak docs docs-serve site-pages wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -99,6 +100,10 @@ test-vllm:
 test-clients:
 	$(MAKE) .venv-clients/stamps/clients VENV=.venv-clients CONSTRAINTS=constraints-newest.txt
 	.venv-clients/bin/pytest tests/clients $(ARGS)
+
+test-monitoring:
+	promtool check rules deploy/monitoring/rules.yaml
+	promtool test rules deploy/monitoring/rules_test.yaml
 
 # Guided by coverage where atheris can be installed, which is not for every Python.
 FUZZ_SECONDS ?= 3600

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/ that follow from declarations: every flag, every metric, the differences from Triton.
+"""Writes the tables of docs/ that follow from declarations (flags, metrics, differences from Triton) and the dashboard.
 
 ``make docs`` runs it; a test fails while a page is not what it would write. A page keeps its own text: only what
 stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->`` is replaced.
@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 DOCS: Final = Path(__file__).parent
+DASHBOARD: Final = DOCS.parent / "deploy/monitoring/dashboard.json"
 sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belong to the tests
 
+from conch.deploy.dashboard import dashboard  # noqa: E402
 from conch.deploy.ray.options import RayCommandOptions  # noqa: E402
 from conch.measure.analyze.options import reading  # noqa: E402
 from conch.measure.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
@@ -159,13 +161,13 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
 
 
 def main() -> None:
-    """Rewrite the pages whose tables have changed, and name them."""
-    for page in sorted(DOCS.glob("*.md")):
-        written = page.read_text("utf-8")
-        wanted = generated(written)
-        if wanted != written:
-            page.write_text(wanted, "utf-8")
-            print(f"{page.relative_to(DOCS.parent)} is written anew")
+    """Rewrite the pages whose tables have changed, and the dashboard, and name them."""
+    wanted = {page: generated(page.read_text("utf-8")) for page in sorted(DOCS.glob("*.md"))}
+    wanted[DASHBOARD] = dashboard()
+    for file, text in wanted.items():
+        if not file.exists() or file.read_text("utf-8") != text:
+            file.write_text(text, "utf-8")
+            print(f"{file.relative_to(DOCS.parent)} is written anew")
 
 
 if __name__ == "__main__":
