@@ -17,6 +17,8 @@
 # make docs                       the tables of docs/ that follow from declarations, and the dashboard, and the site in build/site
 # make docs-serve                 the site on http://localhost:8008
 # make wheel                      dist/conch_server-*.whl
+# make release                    the packages of the commit, checked, with a bill of materials: make release TAG=v0.2.0
+# make install-sizes              the table of docs/README.md: what each extra installs
 #
 # Each installs what it needs into .venv, once.  Another interpreter or place:
 #     make demo PYTHON=python3.12 VENV=/tmp/conch
@@ -143,6 +145,18 @@ site-pages:
 
 wheel: $(STAMPS)/venv
 	$(BIN)/python -m pip -q --disable-pip-version-check wheel --no-deps --wheel-dir dist .
+
+release: .venv-release/stamps/release
+	.venv-release/bin/python -m release.build $(if $(TAG),--tag $(TAG))
+
+.venv-release/stamps/release: release/requirements.txt
+	@test -d .venv-release || $(PYTHON) -m venv .venv-release
+	@.venv-release/bin/pip -q --disable-pip-version-check install -r release/requirements.txt
+	@mkdir -p $(@D)
+	@touch $@
+
+install-sizes: $(STAMPS)/engines
+	$(BIN)/python -m release.install_sizes
 
 announce:
 	@echo "All tests take about 25 minutes on two cores (make test-fast: one and a half), and 3 GB of disk."

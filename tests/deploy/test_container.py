@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 from dockerfile_parse import DockerfileParser
 
+from tests import onnx_graphs
 from tests.conformance.raw import post, tensor
 from tests.deploy.processes import READING, USER, become
 from tests.deploy.registry import ROOT
@@ -67,13 +69,15 @@ def installed(home: Path, stages: list[list[dict[str, Any]]]) -> Path:
     """``/opt/conch`` of the image, without extras, read-only."""
     work = home / "build"
     (work / "dist").mkdir(parents=True)
-    shutil.copy(ROOT / "constraints.txt", work)
+    for file in ("constraints.txt", "deploy/container/slim.py"):
+        shutil.copy(ROOT / file, work)
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(work), str(ROOT)], check=True)
     target = home / "opt"
     for step in values(stages[0], "RUN"):
         line = step.replace("/opt/conch", str(target)).replace("python -m", f"{sys.executable} -m", 1)
-        subprocess.run(["sh", "-ec", line], cwd=work, check=True, env={**os.environ, "EXTRAS": ""})
+        line = line.replace("python slim.py", f"{sys.executable} slim.py")
+        subprocess.run(["sh", "-ec", line], cwd=work, check=True, env={**os.environ, "EXTRAS": "", "SLIM": "1"})
     for path in [target, *target.rglob("*")]:
         if not path.is_symlink():
             path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
@@ -91,6 +95,30 @@ def test_the_image_is_slim_and_has_neither_pip_nor_rights(stages: list[list[dict
     assert order.index("RUN") < order.index("USER") < order.index("ENTRYPOINT")
     assert [one for one in final if one["instruction"] in ("ADD", "VOLUME")] == []
     assert values(final, "COPY") == ["--from=build /opt/conch /opt/conch"]
+
+
+def test_slim_variant_computes_graphs_without_what_it_removes(tmp_path: Path) -> None:
+    origin = Path(str(importlib.metadata.distribution("openvino").locate_file("openvino")))
+    shutil.copytree(origin, tmp_path / "openvino", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run([sys.executable, FILE.with_name("slim.py"), tmp_path], check=True)
+    assert sum(map(size, tmp_path.rglob("*"))) < 0.7 * sum(map(size, origin.rglob("*")))
+
+    onnx_graphs.add_sub(tmp_path / "graph.onnx", shape=(1, 4))
+    program = """if True:
+        import numpy, openvino
+        core = openvino.Core()
+        assert openvino.__file__.startswith("{0}") and core.available_devices == ["CPU"]
+        openvino.save_model(core.read_model("{0}/graph.onnx"), "{0}/graph.xml")
+        ones = numpy.ones((1, 4), "float32")
+        print(*core.compile_model("{0}/graph.xml", "CPU")([ones, ones])["sum"].ravel())
+    """
+    command = [sys.executable, "-c", program.format(tmp_path)]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (ended.stdout, ended.returncode) == ("2.0 2.0 2.0 2.0\n", 0), ended.stderr
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def test_nothing_of_pip_is_installed(installed: Path) -> None:
