@@ -15,6 +15,11 @@ PLATFORMS: Final = {
         "ray_command",
         "A Ray cluster: replicas on several machines, and an ingress on each.",
     ),
+    "kubernetes": (
+        "conch.cli.deploy_kubernetes",
+        "kubernetes_command",
+        "Kubernetes: manifests with the memory that the models need.",
+    ),
     "oci": ("conch.cli.deploy_clouds", "oci_command", "OCI Data Science: artifact, image, Terraform."),
     "sagemaker": ("conch.cli.deploy_clouds", "sagemaker_command", "Amazon SageMaker: artifact, image, API calls."),
     "vertex": ("conch.cli.deploy_clouds", "vertex_command", "Google Vertex AI: repository, image, commands."),
@@ -23,4 +28,4 @@ PLATFORMS: Final = {
 
 @click.group("deploy", cls=LazyGroup, table=PLATFORMS)
 def deploy_command() -> None:
-    """Write the files for serving a model repository on a managed platform."""
+    """Write the files for serving a model repository on a cluster or a managed platform."""

@@ -64,7 +64,7 @@ def try_artifact(run_locally: Runner, written: Path) -> str:
     """
     try:
         with TemporaryFolder("deploy") as folder:
-            port = _free_port()
+            port = free_port()
             run = run_locally(written, folder, port)
             try:
                 return _serve_once(run, port, (written / "request.json").read_bytes(), folder)
@@ -96,7 +96,7 @@ def _serve_once(run: LocalRun, port: int, body: bytes, folder: Path) -> str:
     own["PATH"] = f"{programs}:{own.get('PATH', '')}"
     server = GuardedServer(run.command, folder / "log", {**own, **run.environment}, folder)
     try:
-        _wait_until_healthy(server, port, run.health)
+        wait_until_healthy(server, port, run.health)
         try:
             status, response = _send_request(port, run.path, body)
         except DeadlineError:
@@ -111,7 +111,8 @@ def _serve_once(run: LocalRun, port: int, body: bytes, folder: Path) -> str:
         server.close()
 
 
-def _wait_until_healthy(server: GuardedServer, port: int, path: str) -> None:
+def wait_until_healthy(server: GuardedServer, port: int, path: str) -> None:
+    """Wait until a GET of ``path`` returns 200. Raises INTERNAL if the server ends, or after ten minutes."""
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end:
         _require_running(server)
@@ -136,7 +137,8 @@ def _send_request(port: int, path: str, body: bytes | None = None) -> tuple[int,
     return status, text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a free port of this machine."""
     with socket.create_server((_HOST, 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

@@ -1,0 +1,60 @@
+"""Measures the memory of a server with all models of a repository, by starting one on this machine."""
+
+from __future__ import annotations
+
+import re
+import sys
+from os import environ
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from conch.client.http import fetch
+from conch.core.errors import ConchError, internal
+from conch.deploy.trial import RESPONSE_SECONDS, free_port, wait_until_healthy
+from conch.machine.guarded_server import GuardedServer
+from conch.machine.memory import resident_bytes
+from conch.machine.temporary import TemporaryFolder
+
+_HOST: Final = "127.0.0.1"
+#: The memory of models on the CPU, and of the processes that their workers are forked from.
+_ON_CPU: Final = re.compile(
+    r'^(?:conch_model_memory_bytes\{.*kind="(?:workers|shared_regions)".*\}|conch_template_memory_bytes) (\d+)$',
+    re.MULTILINE,
+)
+
+
+class ServerMemory(NamedTuple):
+    """The memory of the server process, and of all workers and worker templates (bytes)."""
+
+    server: int
+    models: int
+
+    @property
+    def total(self) -> int:
+        return self.server + self.models
+
+
+def measure_memory(repository: Path) -> ServerMemory:
+    """Load all models of ``repository`` and return the memory of the server and its workers.
+
+    Raises INTERNAL if the server does not start or a model does not load.
+    """
+    with TemporaryFolder("deploy") as folder:
+        port, metrics = free_port(), free_port()
+        command = [
+            sys.executable, "-m", "conch", "serve", f"--model-repository={repository.resolve()}",
+            f"--http-address={_HOST}", f"--http-port={port}", "--allow-grpc=false", f"--metrics-port={metrics}",
+            "--worker-template-secs=600", "--exit-timeout-secs=5",
+        ]  # fmt: skip
+        server = GuardedServer(command, folder / "log", dict(environ), folder)
+        try:
+            wait_until_healthy(server, port, "/v2/health/ready")
+            # A page shows what was read for the page before.
+            pages = [fetch(f"http://{_HOST}:{metrics}/metrics", RESPONSE_SECONDS)[1].decode() for _ in range(2)]
+            return ServerMemory(resident_bytes(server.pid), sum(map(int, _ON_CPU.findall(pages[-1]))))
+        except ConchError as error:
+            raise internal(
+                f"the memory of the models cannot be measured here: {error.message}; give --memory"
+            ) from None
+        finally:
+            server.close()

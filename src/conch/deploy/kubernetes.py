@@ -1,0 +1,258 @@
+"""Kubernetes: manifests for servers of a model repository, sized for its models.
+
+The Helm chart (``deploy/helm``) deploys the same pods; a test compares them.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from textwrap import indent
+from typing import Final
+
+from conch import __version__
+from conch.core.errors import invalid
+from conch.deploy.bundle import base_commands, check_output, render, staged
+from conch.deploy.dashboard import dashboard
+from conch.deploy.footprint import ServerMemory, measure_memory
+from conch.deploy.requirements import RepositoryRequirements, read_requirements
+from conch.machine.memory import mebibytes, read_size
+
+MOUNT: Final = "/models"
+#: Names of Kubernetes objects; suffixes such as -dashboard need room.
+_NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,51}[a-z0-9])?")
+_HOST: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_MIB: Final = 1 << 20
+#: Memory is requested in steps of this size (bytes).
+_STEP: Final = 256 * _MIB
+#: The request and the limit as multiples of the measured memory, and what the limit leaves free besides (bytes).
+_REQUEST: Final = 1.2
+_LIMIT: Final = 1.5
+_FREE: Final = 512 * _MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesTarget:
+    """What to deploy and where; see the options of the command. Empty texts get defaults."""
+
+    repository: Path
+    name: str = "conch"
+    image: str = ""
+    replicas: int = 1
+    cpus: int = 2
+    memory: str = ""
+    gpus: int = 0
+    claim: str = "models"
+    location: str = ""
+    host: str = ""
+    gateway: str = ""
+    ingress_namespace: str = "ingress-nginx"
+    monitoring_namespace: str = "monitoring"
+    api_key_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesPlan:
+    """The written files by name, the models, and the memory that was measured, if any."""
+
+    texts: Mapping[str, str]
+    models: tuple[str, ...]
+    measured: ServerMemory | None
+
+
+def plan(target: KubernetesTarget, output: Path) -> KubernetesPlan:
+    """Read the repository, measure its memory unless ``memory`` is given, and return the files.
+
+    Raises INVALID_ARG for values that Kubernetes refuses, as ``read_requirements`` and ``check_output`` do, and
+    INTERNAL if the models cannot be measured.
+    """
+    _check(target)
+    requirements = read_requirements(target.repository, MOUNT)
+    check_output(output, target.repository)
+    keys = _keys(target.api_key_file)
+    if target.memory:
+        measured, request, limit = None, *(2 * [_given(target.memory)])
+    elif requirements.lacking:
+        raise invalid(f"the memory cannot be measured here ({'; '.join(requirements.lacking)}): give --memory")
+    else:
+        measured = measure_memory(target.repository)
+        request, limit = _rounded(measured.total * _REQUEST), _rounded(measured.total * _LIMIT + _FREE)
+    image = target.image or f"conch:{__version__}"
+    texts = dict(_texts(target, requirements, image, keys, request, limit))
+    texts["kustomization.yaml"] = "resources:\n" + "".join(f"  - {name}\n" for name in texts)
+    texts["README.md"] = _readme(target, requirements, image, keys, measured, (request, limit), texts)
+    return KubernetesPlan(texts, requirements.models, measured)
+
+
+def write(planned: KubernetesPlan, output: Path) -> None:
+    """Write the files to the folder ``output``; the file with keys is readable by its owner only."""
+    with staged(output) as folder:
+        for name, text in planned.texts.items():
+            path = folder / name
+            path.touch(0o600 if name == "secret.yaml" else 0o644)
+            path.write_text(text, encoding="utf-8")
+
+
+def _check(target: KubernetesTarget) -> None:
+    for flag, value in {"--name": target.name, "--claim": target.claim, "--gateway": target.gateway}.items():
+        if value and not _NAME.fullmatch(value):
+            raise invalid(f"{flag} must be lower-case letters, digits and dashes, at most 53 characters; got '{value}'")
+    if target.host and not _HOST.fullmatch(target.host):
+        raise invalid(f"--host must be the name of a host, as models.example.com; got '{target.host}'")
+    if target.gateway and not target.host:
+        raise invalid("--gateway needs --host")
+    if re.search(r"[\s\"']", target.image + target.location):
+        raise invalid("--image and --location have no spaces or quotes")
+
+
+def _keys(path: str) -> list[str]:
+    """Return the lines of the file with API keys, or one new key."""
+    if not path:
+        return [f"default={secrets.token_urlsafe(32)}"]
+    try:
+        lines = [line.strip() for line in Path(path).read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise invalid(f"--api-key-file: {path} cannot be read: {error}") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys or not all(re.fullmatch(r"[\w.-]+=[!-~]+", line, re.ASCII) for line in keys):
+        raise invalid(f"--api-key-file: {path} must have lines <name>=<key>")
+    return keys
+
+
+def _given(memory: str) -> int:
+    try:
+        size = read_size(memory, 0)
+    except ValueError:
+        size = 0
+    if not size:
+        raise invalid(f"--memory must be a size, as 4GiB; got '{memory}'")
+    return _rounded(size)
+
+
+def _rounded(size: float) -> int:
+    return -int(-size // _STEP) * _STEP
+
+
+def _quantity(size: int) -> str:
+    return f"{size // _MIB}Mi"
+
+
+def _texts(
+    target: KubernetesTarget,
+    requirements: RepositoryRequirements,
+    image: str,
+    keys: list[str],
+    request: int,
+    limit: int,
+) -> Iterator[tuple[str, str]]:
+    name = target.name
+    egress, why = _egress(target, requirements)
+    mounts = "\n            - {name: keys, mountPath: /etc/conch, readOnly: true}"
+    volumes = f"\n        - name: keys\n          secret: {{secretName: {name}-keys, defaultMode: 0440}}"
+    if not target.location:
+        mounts = f"\n            - {{name: models, mountPath: {MOUNT}, readOnly: true}}{mounts}"
+        claim = f"persistentVolumeClaim: {{claimName: {target.claim}, readOnly: true}}"
+        volumes = f"\n        - name: models\n          {claim}{volumes}"
+    peer = "\n        - namespaceSelector:\n            matchLabels: {kubernetes.io/metadata.name: %s}"
+    yield (
+        "server.yaml",
+        render(
+            "kubernetes/server.yaml",
+            name=name,
+            replicas=target.replicas,
+            image=image,
+            location=target.location or MOUNT,
+            key_argument="\n            - --api-key-file=/etc/conch/keys",
+            cpus=target.cpus,
+            memory_request=_quantity(request),
+            memory_limit=_quantity(limit),
+            gpu_limit=f", nvidia.com/gpu: {target.gpus}" if target.gpus else "",
+            mounts=mounts,
+            volumes=volumes,
+            from_ingress=f" and from {target.ingress_namespace}" if target.host else "",
+            ingress_peer=peer % target.ingress_namespace if target.host else "",
+            monitoring_namespace=target.monitoring_namespace,
+            egress_comment=why,
+            egress=egress,
+        ),
+    )
+    yield "secret.yaml", render("kubernetes/secret.yaml", name=name, keys=indent("\n".join(keys), "    "))
+    if target.host:
+        template = "gateway" if target.gateway else "ingress"
+        yield (
+            f"{template}.yaml",
+            render(f"kubernetes/{template}.yaml", name=name, host=target.host, gateway=target.gateway),
+        )
+    rules = (files("conch.deploy") / "templates/monitoring/rules.yaml").read_text(encoding="utf-8")
+    groups = rules[rules.index("groups:") :].rstrip()
+    yield (
+        "monitoring.yaml",
+        render(
+            "kubernetes/monitoring.yaml",
+            name=name,
+            rules=indent(groups, "  "),
+            dashboard=indent(dashboard().rstrip(), "    "),
+        ),
+    )
+
+
+def _egress(target: KubernetesTarget, requirements: RepositoryRequirements) -> tuple[str, str]:
+    """Return the rules for outgoing connections, and a comment with their reason."""
+    reasons = [f"models from {target.location}"] if target.location else []
+    reasons += [f"{', '.join(requirements.hub)} from the Hugging Face Hub"] if requirements.hub else []
+    if not reasons:
+        return " []", "\n# The server opens no connections."
+    ports = "[{port: 53, protocol: UDP}, {port: 53}, {port: 443}]"
+    return f"\n    - ports: {ports}", f"\n# The server downloads {' and '.join(reasons)}."
+
+
+def _readme(
+    target: KubernetesTarget,
+    requirements: RepositoryRequirements,
+    image: str,
+    keys: list[str],
+    measured: ServerMemory | None,
+    memory: tuple[int, int],
+    texts: Mapping[str, str],
+) -> str:
+    meanings = {
+        "server.yaml": "Deployment, Service, PodDisruptionBudget and NetworkPolicy",
+        "secret.yaml": "the API keys of clients; keep it out of version control",
+        "ingress.yaml": f"Ingress for {target.host}; create the Secret `{target.name}-tls` with its certificate",
+        "gateway.yaml": f"HTTPRoute and GRPCRoute for {target.host} at the Gateway `{target.gateway}`",
+        "monitoring.yaml": "PodMonitor, PrometheusRule and the ConfigMap of a Grafana dashboard; "
+        "without the Prometheus operator, delete its line in kustomization.yaml",
+        "kustomization.yaml": "the list of these files",
+    }
+    request, limit = map(_quantity, memory)
+    threads = f"Engines use {target.cpus} threads, which is the CPU limit of each server."
+    if measured is None:
+        sizing = f"Each server may use {limit} of memory (`--memory`). {threads}"
+    else:
+        sizing = (
+            f"Each server requests {request} of memory and may use {limit}: on the machine that wrote this, the server "
+            f"used {mebibytes(measured.server)} and the models {mebibytes(measured.models)} after loading. {threads}"
+        )
+    if target.location:
+        models = f"The servers read the models from {target.location}; give them the credentials that it requires."
+    else:
+        models = f"Copy the content of {target.repository} into the PersistentVolumeClaim `{target.claim}`."
+    packages = ""
+    if requirements.packages:
+        packages = f"\n   The models also import {', '.join(requirements.packages)}: install these in the image.\n"
+    return render(
+        "kubernetes/README.md",
+        name=target.name,
+        files="\n".join(f"| `{name}` | {meanings[name]} |" for name in texts),
+        sizing=sizing,
+        build="\n   ".join(base_commands(requirements)),
+        image=image,
+        packages=packages,
+        models=models,
+        model=requirements.models[0],
+        authorization=f" -H \"Authorization: Bearer $(sed -n 's/^ *{keys[0].partition('=')[0]}=//p' secret.yaml)\"",
+    )
