@@ -18,6 +18,7 @@ sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belo
 
 from conch.deploy.dashboard import dashboard  # noqa: E402
 from conch.deploy.ray.options import RayCommandOptions  # noqa: E402
+from conch.frontends.http.openapi.operations import OPERATIONS  # noqa: E402
 from conch.measure.analyze.options import reading  # noqa: E402
 from conch.measure.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
 from conch.measure.perf.options import PerfOptions  # noqa: E402
@@ -120,6 +121,17 @@ def _declared(module: Any) -> Iterator[Metric]:
     return (value for value in vars(module).values() if isinstance(value, Metric))
 
 
+def _routes() -> str:
+    """A section for each group of routes."""
+    groups: dict[str, list[list[str]]] = {}
+    for (method, path), operation in OPERATIONS.items():
+        request = f"`{operation.request}`" if operation.request else ""
+        groups.setdefault(operation.group, []).append([method, f"`{path}`", operation.summary, request])
+    return "\n".join(
+        f"## {group}\n\n{_table(['method', 'path', 'what it does', 'body'], rows)}" for group, rows in groups.items()
+    )
+
+
 def _differences() -> str:
     """A row for each answer that differs on purpose; cases with the same answer and reason share one."""
     rows: dict[tuple[str, str], list[str]] = {}
@@ -157,6 +169,7 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "traffic": _metrics_of([*_declared(traffic)]),
     "machine": _metrics_of([*_declared(metrics), *(metric for metric, _ in metrics.PINNED_MEMORY)]),
     "differences": _differences,
+    "routes": _routes,
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
@@ -26,6 +26,7 @@ from conch.frontends.http.dialects import ANTHROPIC, KSERVE, OPENAI, TEI, Dialec
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.inference import Inference
 from conch.frontends.http.openai import OpenAi
+from conch.frontends.http.openapi.document import ApiPages
 from conch.frontends.http.responses import Responses
 from conch.frontends.http.retrieval import DIALECTS, Retrieval
 from conch.frontends.http.transcriptions import Transcriptions
@@ -48,6 +49,10 @@ MAX_BODY_BYTES: Final = 2**31 - 1
 MAX_CONTROL_BODY: Final = 64 << 10
 #: Bodies larger than this (bytes) are checked with ``admit`` before they are read.
 _ADMIT_BODY_BYTES: Final = 64 << 10
+
+
+#: The ``api`` of endpoints that need no API key and cannot be restricted: they return what every copy of conch has.
+PUBLIC: Final = "public"
 
 
 class HttpEndpoint(NamedTuple):
@@ -77,6 +82,8 @@ _REQUEST_ID: Final = b"x-request-id"
 _BEARER: Final = b"Bearer "
 #: Prefix of the OpenAI API; errors for unknown paths below it have OpenAI's form.
 _OPENAI: Final = b"/v1/"
+#: The APIs whose endpoints need no API key.
+_KEYLESS: Final = ("health", PUBLIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +131,24 @@ class Router:
         table = [] if openai_only else _kserve_table(server, offloader, control)
         table += [] if openai_only else _adapter_table(server, offloader)
         table += [*_openai_table(server, offloader, control), *_retrieval_table(server, offloader)]
-        self._table = [(re.compile(route.pattern), route) for route in (*table, *further)]
+        table += [*further]
+        table += self._page_endpoints(table)
+        #: All endpoints of the port, in the order in which they are tried.
+        self.endpoints: Sequence[HttpEndpoint] = table
+        self._table = [(re.compile(route.pattern), route) for route in table]
         self._known: dict[bytes, _Route] = {}
+
+    def _page_endpoints(self, table: list[HttpEndpoint]) -> list[HttpEndpoint]:
+        """Return the endpoints of the OpenAPI document of ``table``, which Triton does not have."""
+        pages = ApiPages(
+            table,
+            keyless=_KEYLESS if self._keys else "*",
+            restrictions={api: shown for api, (_, _, shown) in self._restrictions.items()},
+        )
+        return [
+            HttpEndpoint(r"/openapi\.json", "metadata", {b"GET": pages.document}, hidden=True),
+            HttpEndpoint(r"/docs", PUBLIC, {b"GET": pages.page}, hidden=True),
+        ]
 
     def open(self, exchange: HttpExchange) -> int:
         """Find the handler and check access; returns the maximum body size."""
@@ -149,7 +172,7 @@ class Router:
             if handler is None:
                 exchange.refusal = (ConchError("Method Not Allowed"), 405)
                 return 0
-            if self._keys and endpoint.api != "health":
+            if self._keys and endpoint.api not in _KEYLESS:
                 headers = exchange.headers
                 exchange.client = self._keys.name_of(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
                 if not exchange.client:
