@@ -18,7 +18,15 @@ from conch.checkpoints.gguf_consistency import require_consistent
 from conch.checkpoints.hub import counted
 from conch.checkpoints.manifest import Companion, Manifest, Variant
 from conch.checkpoints.options import ENGINES, TEXT_ENGINES, Options, extra_of, files_for
-from conch.checkpoints.task import MEDIA_TASKS, TEXT_TASKS, canonical, pipeline_tag, takes_sound, task_of
+from conch.checkpoints.task import (
+    CONVERSATIONAL,
+    MEDIA_TASKS,
+    TEXT_TASKS,
+    canonical,
+    pipeline_tag,
+    takes_sound,
+    task_of,
+)
 from conch.config.reading import read_json, read_small
 from conch.core.errors import invalid
 from conch.core.sampling import TEXT_GENERATION
@@ -371,6 +379,15 @@ class Checkpoint:
         options = self.options
         fixed = options.variant or options.engine != "auto" or not options.by_shape
         return None if fixed or self.manifest is None else self.manifest.by_shape
+
+    @property
+    def reads_media(self) -> bool:
+        """Whether it generates text from images or sound, with a processor of its own."""
+        kind = self.config.get("model_type")
+        files = ("processor_config.json", "preprocessor_config.json")
+        return (
+            self.gguf is None and self.task == TEXT_GENERATION and kind in CONVERSATIONAL and any(map(self.has, files))
+        )
 
     @property
     def extra(self) -> str:

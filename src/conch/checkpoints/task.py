@@ -85,6 +85,15 @@ _ALWAYS_TRANSLATES: Final = frozenset({"marian", "m2m_100", "nllb-moe", "fsmt"})
 #: Model types of networks that embed texts and images into one space.
 CONTRASTIVE: Final = frozenset({"clip", "siglip", "siglip2", "align", "altclip", "chinese_clip", "metaclip_2"})
 
+#: Model types that chat about images or sound, with a language model that reads their features like tokens.
+CONVERSATIONAL: Final = frozenset({
+    "aria", "aya_vision", "cohere2_vision", "gemma3", "gemma3n", "gemma4", "glm4v", "glm4v_moe", "glmasr", "idefics3",
+    "internvl", "lfm2_vl", "llava", "llava_next", "llava_onevision", "mistral3", "ovis2", "paligemma", "qwen2_audio",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava",
+})  # fmt: skip
+#: What model cards name their task.
+_CHATS: Final = frozenset({"", "transformers", "image-text-to-text", "audio-text-to-text", "any-to-any"})
+
 #: The class of sentence-transformers for pairs of texts, and the architecture in folders of Stanford's ColBERT.
 CROSS_ENCODER: Final = "CrossEncoder"
 COLBERT: Final = "HF_ColBERT"
@@ -213,6 +222,8 @@ def _classification(kind: str, labels: int | None, card: str) -> str:
 def _generation(architecture: str, kind: str, config: Mapping[str, Any], card: str) -> str:
     if kind in _SPEECH or architecture.startswith("Whisper"):
         return card if card == "text-to-audio" else "automatic-speech-recognition"
+    if kind in CONVERSATIONAL and card in _CHATS:
+        return TEXT_GENERATION
     if config.get("vision_config") or config.get("audio_config"):
         return card or ("image-text-to-text" if config.get("vision_config") else "")
     if card in _TEXT_TO_TEXT:

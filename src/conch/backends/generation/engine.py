@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from conch.backends.generation.lora import LoraWeights
+from conch.backends.generation.media import MediaItem, MediaSpec
 from conch.checkpoints.gguf import GgufFile
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError
@@ -45,7 +46,7 @@ class EngineSpec:
     adapters by name; clients may load others from ``adapter_folders``, if there are any. ``speculative`` is a method of
     speculative decoding (empty: none): ``draft_model`` with the folder or file ``draft``, or ``ngram``. ``arguments``
     go to the engine's library unchanged (vLLM's engine arguments, for example). ``tokenizer`` is only needed for
-    structured output.
+    structured output. ``media`` are the images and recordings that the checkpoint reads, None for texts alone.
     """
 
     directory: Path
@@ -70,6 +71,7 @@ class EngineSpec:
     draft_tokens: int = 0
     arguments: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: TextTokenizer | None = None
+    media: MediaSpec | None = None
 
     @property
     def source(self) -> Path:
@@ -88,6 +90,8 @@ class EngineRequest:
     priority: int = 0
     #: The result of ``compile`` for the structure in ``sampling``; if it is None, the engine compiles it itself.
     compiled: Any = None
+    #: The images and recordings of the prompt, in its order.
+    media: Sequence[MediaItem] = ()
 
 
 @dataclass(slots=True)
@@ -176,6 +180,8 @@ class GenerationEngine(ABC):
     adapters: tuple[str, ...] = ()
     #: Whether ``attach_adapter`` works, for a model with ``EngineSpec.adapter_folders``.
     loads_adapters: bool = False
+    #: The kinds of items that prompts may have: ``image``, ``audio``.
+    media: frozenset[str] = frozenset()
 
     @abstractmethod
     def add(self, request: EngineRequest) -> None:

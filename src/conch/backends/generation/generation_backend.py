@@ -19,6 +19,7 @@ from conch.backends.generation.adapters import CACHE_BYTES, ENGINES, MAX_RANK
 from conch.backends.generation.compilation import COMPILE_SECONDS
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.backends.generation.gguf_check import NOT_CHECKED, verify_gguf
+from conch.backends.generation.media import MediaSpec
 from conch.backends.generation.options import engine_spec, library_arguments
 from conch.backends.generation.service import GenerationService, RequestState, ResponseBuilder
 from conch.checkpoints.folder import Checkpoint
@@ -37,7 +38,7 @@ def choose_engine(checkpoint: Checkpoint, on_gpu: bool) -> str:
         return checkpoint.options.engine
     if checkpoint.variant is not None and checkpoint.variant.engine == "openvino":
         return "openvino"
-    if on_gpu:
+    if on_gpu and not checkpoint.reads_media:
         # vLLM 0.32 reads no GGUF files.
         return "vllm" if checkpoint.gguf is None and find_spec("vllm") is not None else "transformers"
     if checkpoint.gguf is not None:
@@ -146,9 +147,11 @@ class GenerationBackend(BackendBase):
         instance: Mapping[str, Any],
         tokenizer: TextTokenizer,
         arguments: Callable[[str], Mapping[str, Any]],
+        media: MediaSpec | None = None,
     ) -> GenerationEngine:
         """Choose an engine and load a checkpoint; ``arguments`` returns the library's own arguments for an engine name.
 
+        ``media`` are the images and recordings that the checkpoint reads.
         Raises INVALID_ARG for a model that cannot be loaded or whose output differs from that of transformers, and
         UNSUPPORTED if the engine's library is not installed.
         """
@@ -159,7 +162,7 @@ class GenerationBackend(BackendBase):
             other = "" if checkpoint.llamacpp_problem else "; engine 'llamacpp' may compute its weights as they are"
             self.warn_of(f"engine 'transformers' serves it, since {problem}{other}")
         given = {**library_arguments(name, checkpoint.options), **arguments(name)}
-        spec = engine_spec(checkpoint, instance, tokenizer, arguments=given)
+        spec = engine_spec(checkpoint, instance, tokenizer, arguments=given, media=media)
         self._compile_seconds = checkpoint.options.number("structured_output_timeout", COMPILE_SECONDS)
         if self._compile_seconds <= 0:
             raise invalid(f"parameter 'structured_output_timeout' is {self._compile_seconds:g}; it must be more than 0")

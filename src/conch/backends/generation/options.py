@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from conch.backends.generation.draft import find_draft, speculative_method
 from conch.backends.generation.engine import EngineSpec
+from conch.backends.generation.media import MediaSpec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
@@ -65,6 +66,8 @@ GENERATION_PARAMETERS: Final = (
     Parameter("lora_folders", "JSON", "none", "folders from which clients may load LoRA adapters at run time: a list"),
     Parameter("lora_cache_bytes", "bytes", "1073741824", "memory for the adapters that clients have loaded"),
     Parameter("max_lora_rank", "number", "256", "the highest rank of an adapter that clients load"),
+    Parameter("max_media", "number", "32", "images and recordings in a prompt"),
+    Parameter("media_cache_bytes", "bytes", "268435456", "what is kept of images and recordings for later prompts"),
     *LLAMACPP_PARAMETERS,
 )
 
@@ -119,6 +122,7 @@ def engine_spec(
     tokenizer: TextTokenizer | None,
     *,
     arguments: Mapping[str, Any] | None = None,
+    media: MediaSpec | None = None,
 ) -> EngineSpec:
     """Return the spec of a checkpoint for the device of ``instance``. Raises INVALID_ARG with the parameter's name."""
     options, graph = checkpoint.options, checkpoint.graph_file("openvino")
@@ -151,6 +155,7 @@ def engine_spec(
         draft_tokens=options.integer("num_speculative_tokens"),
         arguments=arguments or {},
         tokenizer=tokenizer,
+        media=media,
     )
 
 

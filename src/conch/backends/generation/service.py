@@ -23,6 +23,7 @@ from conch.backends.base.arrays import Request, Result, failure
 from conch.backends.generation.adapters import CACHE_BYTES, MAX_RANK, AdapterStore, LoadedAdapter
 from conch.backends.generation.compilation import COMPILE_SECONDS, Compilations
 from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
+from conch.backends.generation.media import MediaItem
 from conch.core.errors import ConchError, cancelled, internal, unavailable
 from conch.core.sampling.parameters import SamplingParams
 from conch.core.sampling.structures import Structure
@@ -40,6 +41,8 @@ class ResponseBuilder(ABC):
     """
 
     prompts: Sequence[tuple[list[int], SamplingParams]]
+    #: The images and recordings of each prompt.
+    media: Sequence[MediaItem] = ()
     #: The id of other requests that this request ends; they return their tokens so far.
     ends_id: str = ""
 
@@ -425,7 +428,9 @@ class GenerationService:
                 if state.adapter is not None:
                     sampling = replace(sampling, lora_name=state.adapter.key)
                 number = next(self._engine_ids)
-                self._engine.add(EngineRequest(number, prompt, sampling, state.priority, state.compiled))
+                self._engine.add(
+                    EngineRequest(number, prompt, sampling, state.priority, state.compiled, state.builder.media)
+                )
                 self._owners[number] = state, first
                 state.running[number] = set(range(first, first + sampling.n))
                 first += sampling.n

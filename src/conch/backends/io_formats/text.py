@@ -22,9 +22,11 @@ from conch.backends.base.arrays import Array, Request, Result, Strings
 from conch.backends.base.backend_base import TRANSFORMERS
 from conch.backends.generation.engine import Progress, TokenLogprobs
 from conch.backends.generation.generation_backend import GenerationBackend
+from conch.backends.generation.media import MediaItem
 from conch.backends.generation.options import ServingOptions
 from conch.backends.generation.sampling import Defaults, Limits, SamplingOverrides, read_document, refuse_unsupported
 from conch.backends.generation.service import ResponseBuilder
+from conch.backends.io_formats.processor import MEDIA_INPUTS, MediaProcessor
 from conch.backends.tasks.task import TaskDescription, complete_config
 from conch.backends.tasks.tokens import TOKEN_IDS, TOKENS, TokenDocuments
 from conch.checkpoints.folder import Checkpoint
@@ -33,7 +35,7 @@ from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.stream import TextStream, spelt
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.config.complete import ADAPTERS, CHAT_TEMPLATE, LOADS_ADAPTERS, OUTPUT_FORMAT
-from conch.core.errors import invalid
+from conch.core.errors import ConchError, invalid, unsupported
 from conch.core.inference import TensorSpec
 from conch.core.sampling import TEXT_GENERATION
 from conch.core.sampling.parameters import DEFAULT_TEMPERATURE, PARAMETERS, SamplingParameter, SamplingParams
@@ -175,9 +177,14 @@ class TextResponseBuilder(ResponseBuilder):
     """Builds the responses of a request in the I/O format ``text``."""
 
     def __init__(
-        self, prompts: Sequence[tuple[list[int], SamplingParams]], options: TextOutputOptions, tokenizer: TextTokenizer
+        self,
+        prompts: Sequence[tuple[list[int], SamplingParams]],
+        options: TextOutputOptions,
+        tokenizer: TextTokenizer,
+        media: Sequence[MediaItem] = (),
     ) -> None:
         self.prompts = prompts
+        self.media = media
         self._options = options
         self._tokenizer = tokenizer
         self._samples = [
@@ -346,13 +353,16 @@ class TextInterface:
     """Reads the requests of a model.
 
     ``decoupled`` allows streaming of responses. ``truncate`` shortens prompts that exceed the context.
-    ``output_format`` is how the model writes reasoning and tool calls.
+    ``output_format`` is how the model writes reasoning and tool calls. ``media`` reads images and recordings; without
+    it, ``media_problem`` is the reason.
     """
 
     tokenizer: TextTokenizer
     defaults: Defaults
     limits: Limits
     decoupled: bool
+    media: MediaProcessor | None = None
+    media_problem: str = ""
     truncate: bool = False
     output_format: OutputFormat = UNKNOWN
 
@@ -373,7 +383,7 @@ class TextInterface:
         if stream and not self.decoupled:
             raise invalid("Streaming is only supported in decoupled mode.")
         # A structure makes calls of tools that the model is not told about possible.
-        text, prompt = self._prompt(request, optional_tools="structured_outputs" in overrides.values)
+        text, prompt, items = self._prompt(request, optional_tools="structured_outputs" in overrides.values)
         if request.option("tokenize_only", False):
             counted = np.array([len(prompt)], np.uint32)
             return ImmediateResponse(Result({"text_output": _strings([""]), "num_input_tokens": counted}))
@@ -382,7 +392,10 @@ class TextInterface:
         if stream and not exclude:
             raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
         source = TOKEN_IDS.name if TOKEN_IDS.name in request.inputs else "messages" if chat else "text_input"
+        whole = prompt
         prompt, sampling = self._sampling(overrides, prompt, source, request.option(DEFAULT_TEMPERATURE))
+        if items and len(prompt) < len(whole):
+            raise invalid("a prompt with images or recordings cannot be truncated", source)
         marks = bool(request.option(INCLUDE_MARKS, False))
         options = TextOutputOptions(
             stream=stream,
@@ -400,7 +413,7 @@ class TextInterface:
             self.limits.check_features(sampling)
         # A beam search is one engine request; samples are one engine request each.
         sequences = [sampling] if sampling.beam_width > 1 else [sampling.for_sample(i) for i in range(sampling.n)]
-        return TextResponseBuilder([(prompt, sequence) for sequence in sequences], options, self.tokenizer)
+        return TextResponseBuilder([(prompt, sequence) for sequence in sequences], options, self.tokenizer, items)
 
     def _opened_reasoning(self, prompt: str) -> str:
         """Return the mark that begins reasoning if the prompt ends with it."""
@@ -418,11 +431,17 @@ class TextInterface:
             rows = documents.of_ids(documents.ids(request), skip_special=skip)
         else:
             text, chat = self._text(request, optional_tools=False)
+            items = self._items(request)
+            text = text if self.media is None else self.media.expand(text, items)
             rows = documents.of_texts([text], special=bool(request.parameters.get(ADD_SPECIAL_TOKENS, not chat)))
         return documents.result(rows, (len(rows),))
 
-    def _prompt(self, request: Request, *, optional_tools: bool) -> tuple[str, list[int]]:
-        """Return the prompt as text and as token ids. Raises INVALID_ARG if it is missing or empty."""
+    def _prompt(self, request: Request, *, optional_tools: bool) -> tuple[str, list[int], Sequence[MediaItem]]:
+        """Return the prompt as text and as token ids, and its images and recordings.
+
+        Raises INVALID_ARG if it is missing or empty.
+        """
+        items = self._items(request)
         if TOKEN_IDS.name in request.inputs:
             ids = request.array(TOKEN_IDS.name).reshape(-1).tolist()
             if "messages" in request.inputs:
@@ -430,16 +449,33 @@ class TextInterface:
             if not ids:
                 raise invalid(f"'{TOKEN_IDS.name}' is empty: there is nothing to continue", TOKEN_IDS.name)
             self.limits.check_token_ids(f"input '{TOKEN_IDS.name}'", ids, TOKEN_IDS.name)
-            return self.tokenizer.decode(ids), ids
+            if self.media is not None:
+                self.media.check(ids, items)
+            return self.tokenizer.decode(ids), ids, items
         text, chat = self._text(request, optional_tools=optional_tools)
-        prompt = self.tokenizer.encode(text, special_tokens=not chat)
+        if self.media is None or not items:
+            prompt = self.tokenizer.encode(text, special_tokens=not chat)
+        else:
+            expanded = self.media.expand(text, items)
+            prompt = self.tokenizer.encode(expanded, special_tokens=not chat and self.media.special_tokens)
+            self.media.check(prompt, items)
         if not prompt and chat:
             raise invalid(
                 "the chat template makes an empty text of 'messages': there is nothing to continue", "messages"
             )
         if not prompt:
             raise invalid("'text_input' is empty: there is nothing to continue", "text_input")
-        return text, prompt
+        return text, prompt, items
+
+    def _items(self, request: Request) -> Sequence[MediaItem]:
+        """Return the images and recordings of a request. Raises UNSUPPORTED if the model reads none of their kind."""
+        marks = self.media.marks if self.media is not None else {}
+        for spec in MEDIA_INPUTS:
+            if request.has(spec.name) and spec.name not in marks:
+                raise unsupported(
+                    f"the model does not read '{spec.name}': {self.media_problem or 'it has no processor'}"
+                )
+        return self.media.items(request) if self.media is not None else ()
 
     def _text(self, request: Request, *, optional_tools: bool) -> tuple[str, bool]:
         """Return the prompt as text, and whether it is a conversation, whose text has its special tokens.
@@ -461,12 +497,18 @@ class TextInterface:
         if taken:
             raise invalid(f"input 'chat_template_kwargs' must not have '{taken.pop()}'", "chat_template_kwargs")
         conversation = self.tokenizer.chat(
-            _document(request, "messages", list),
+            self._with_parts(_document(request, "messages", list)),
             tools=_document(request, "tools", list),
             optional_tools=optional_tools,
             **variables,
         )
         return conversation, True
+
+    def _with_parts(self, messages: Any) -> Any:
+        """Return messages with contents as the chat template reads them: lists of parts, or texts."""
+        if self.media is None or not isinstance(messages, list):
+            return messages
+        return [self.media.with_parts(message, self.tokenizer.template) for message in messages]
 
     def _sampling(
         self, overrides: SamplingOverrides, prompt: list[int], source: str, temperature: float | None
@@ -532,9 +574,10 @@ def _document(request: Request, name: str, kind: type) -> Any:
     return document
 
 
-def complete_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def complete_text_config(config: Mapping[str, Any], *, media: bool = False) -> dict[str, Any]:
     """Return a configuration (JSON object) with missing tensors, ``decoupled`` and task filled in.
 
+    ``media``: the model may read images or recordings.
     Requests have no batch dimension, because each joins the running batch. Raises INVALID_ARG for tensors that such a
     model does not have, and for a ``max_batch_size`` above 0.
     """
@@ -544,7 +587,9 @@ def complete_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
             "requests one by one into a running batch: set max_batch_size to 0 and, to bound that batch, "
             "parameter 'max_num_seqs'"
         )
-    completed = complete_config(config, TaskDescription(INPUTS, OUTPUTS, max_batch_size=0))
+    completed = complete_config(
+        config, TaskDescription((*INPUTS, *MEDIA_INPUTS) if media else INPUTS, OUTPUTS, max_batch_size=0)
+    )
     policy = dict(config.get("model_transaction_policy") or {})
     if "model_transaction_policy" not in config:
         policy["decoupled"] = True
@@ -567,7 +612,7 @@ class TextBackend(GenerationBackend):
         return Checkpoint.open(Path(self.model["version_directory"]), Options.from_config(self.config))
 
     def complete(self) -> str:
-        return json.dumps(complete_text_config(self.config))
+        return json.dumps(complete_text_config(self.config, media=self._checkpoint.reads_media))
 
     def defaults(self, generation: Mapping[str, Any], settings: ServingOptions) -> Defaults:
         """Return the default sampling parameters; ``generation`` is generation_config.json."""
@@ -591,6 +636,19 @@ class TextBackend(GenerationBackend):
         recognised = recognise(tokenizer.template.templates.values(), described)
         return replace(recognised, calls=settings.output_format, marks=()) if settings.output_format else recognised
 
+    def _media(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> tuple[MediaProcessor | None, str]:
+        """Return the processor of images and recordings, or None and the reason."""
+        if not checkpoint.reads_media:
+            return None, ""
+        engine = self.choose_engine(checkpoint, instance)
+        if engine != "transformers":
+            return None, f"engine '{engine}' serves it, and only engine 'transformers' reads images and sound"
+        try:
+            return MediaProcessor(checkpoint), ""
+        except ConchError as error:
+            self.warn_of(f"it reads texts alone: {error.message}")
+            return None, error.message
+
     def load(self, instance: Mapping[str, Any]) -> None:
         checkpoint = self._checkpoint
         self.warn_of(checkpoint.warning)
@@ -598,7 +656,12 @@ class TextBackend(GenerationBackend):
         settings = ServingOptions.from_checkpoint(checkpoint)
         tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
         tokenizer.template.require_library(checkpoint.extra)
-        engine = self.open_engine(checkpoint, instance, tokenizer, self.arguments)
+        media, problem = self._media(checkpoint, instance)
+        engine = self.open_engine(
+            checkpoint, instance, tokenizer, self.arguments, media.spec if media is not None else None
+        )
+        if media is not None and engine.media != media.marks.keys():
+            media, problem = None, engine.warnings[0] if engine.warnings else "the engine does not"
         self.runtime_facts[CHAT_TEMPLATE] = "yes" if tokenizer.template else "none"
         output_format = self._output_format(checkpoint, tokenizer, settings)
         self.runtime_facts[OUTPUT_FORMAT] = output_format.dumps()
@@ -611,6 +674,8 @@ class TextBackend(GenerationBackend):
             self.defaults(checkpoint.json("generation_config.json") or {}, settings),
             Limits(engine),
             decoupled=self.decoupled,
+            media=media,
+            media_problem=problem,
             truncate=settings.truncate,
             output_format=output_format,
         )

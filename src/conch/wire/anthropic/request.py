@@ -30,6 +30,7 @@ _IGNORED: Final = (
     "cache_control", "inference_geo", "metadata", "service_tier", "user_profile_id", "workspace_id",
 )  # fmt: skip
 _REFUSED: Final = ("container", "context_management", "diagnostics", "mcp_servers")
+_IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _ROLES: Final = ("user", "assistant", "system")
 #: The values of chat templates that turn thinking on or off.
 _THINKING: Final = ("enable_thinking", "thinking")
@@ -118,7 +119,7 @@ def _read_message(message: Any, path: str) -> list[dict[str, Any]]:
         if _kind(block) == "tool_result" and role == "user":
             messages.append(_read_result(block, where))
         else:
-            messages.append({"role": role, "content": [_text_part(_read_text(block, where))]})
+            messages.append({"role": role, "content": [_read_part(block, where)]})
     return messages or [{"role": role, "content": []}]
 
 
@@ -190,6 +191,26 @@ def _text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
+def _read_part(block: Any, path: str) -> dict[str, Any]:
+    """Read a text or an image of a message."""
+    if _kind(block) != "image":
+        return _text_part(_read_text(block, path))
+    members = Fields(block, path)
+    members.ignore("type", "cache_control")
+    source = members.object("source")
+    members.finish()
+    if source is None:
+        raise members.missing("source")
+    kind = one_of(source.name("type"), source.take("type"), ("base64", "url"))
+    if kind == "url":
+        url = source.required_text("url")
+    else:
+        form = one_of(source.name("media_type"), source.take("media_type"), _IMAGE_TYPES)
+        url = f"data:{form};base64,{source.required_text('data')}"
+    source.finish()
+    return {"type": "image_url", "image_url": url}
+
+
 def _read_texts(content: Any, path: str) -> str:
     if type(content) is str:
         return content
@@ -201,7 +222,7 @@ def _read_texts(content: Any, path: str) -> str:
 def _read_text(block: Any, path: str) -> str:
     kind = _kind(block)
     if kind == "image":
-        raise ApiError(f"'{path}' is an image: models here read text only", f"{path}.type")
+        raise ApiError(f"'{path}' is an image: only messages of the user have images", f"{path}.type")
     if kind != "text":
         raise wrong(f"{path}.type", kind, "text: models here read no other content")
     members = Fields(block, path)

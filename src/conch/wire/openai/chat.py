@@ -11,7 +11,8 @@ from conch.core.inference import ModelSignature
 from conch.core.sampling.parameters import MAX_LOGPROBS
 from conch.core.tensors import WireTensor
 from conch.wire.json.text import too_deep
-from conch.wire.openai.inputs import generation_inputs
+from conch.wire.openai.inputs import generation_inputs, text_tensor
+from conch.wire.openai.media import AUDIO, IMAGE, audio_file, image_file
 from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import ApiError, Fields, one_of, wrong
 from conch.wire.openai.response import (
@@ -36,19 +37,42 @@ _ROLES: Final = {
 _DROPPED: Final = ("annotations", "audio", "function_call", "refusal")
 
 
-def read_messages(fields: Fields) -> bytes:
-    """Read the messages and return them as JSON. Raises ApiError with the path of an invalid value.
+#: The files of images and recordings, by the name of the input for them, with the path of each.
+MediaFiles = dict[str, list[tuple[str, bytes]]]
+#: The inputs for the parts of messages that are files.
+_INPUTS: Final = {"image_url": IMAGE, "input_audio": AUDIO}
+_FORMATS: Final = ("wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "webm")
 
-    The role ``developer`` becomes ``system``, and ``function`` becomes ``tool``. Content becomes text, and the
-    arguments of tool calls become objects.
+
+def read_messages(fields: Fields) -> tuple[bytes, MediaFiles]:
+    """Read the messages; return them as JSON, and their files. Raises ApiError with the path of an invalid value.
+
+    The role ``developer`` becomes ``system``, and ``function`` becomes ``tool``. Content becomes text, or parts of type
+    ``text``, ``image`` and ``audio`` if it has files. The arguments of tool calls become objects.
     """
     messages = fields.array("messages")
     if not messages:
         raise ApiError("'messages' must be an array of at least one message", "messages")
-    return orjson.dumps([_message(message, f"messages[{index}]") for index, message in enumerate(messages)])
+    files: MediaFiles = {}
+    read = [_message(message, f"messages[{index}]", files) for index, message in enumerate(messages)]
+    return orjson.dumps(read), files
 
 
-def _message(message: Any, path: str) -> dict[str, Any]:
+#: What files are, by the input for them.
+_NAMES: Final = {IMAGE: "images", AUDIO: "recordings"}
+
+
+def file_inputs(signature: ModelSignature, files: MediaFiles) -> dict[str, WireTensor]:
+    """Return the inputs for the files of messages. Raises ApiError for a model that does not read them."""
+    for name, named in files.items():
+        if name not in signature.inputs:
+            raise ApiError(
+                f"model '{signature.name}' has no input '{name}': it does not read {_NAMES[name]}", named[0][0]
+            )
+    return {name: text_tensor(signature, name, [file for _, file in named]) for name, named in files.items()}
+
+
+def _message(message: Any, path: str, files: MediaFiles) -> dict[str, Any]:
     if type(message) is not dict:
         raise wrong(path, message, "an object")
     role = one_of(f"{path}.role", message.get("role"), _ROLES)
@@ -58,7 +82,7 @@ def _message(message: Any, path: str) -> dict[str, Any]:
         raise ApiError(f"'{path}.content' is missing", f"{path}.content", reason="missing_required_parameter")
     read = {key: value for key, value in message.items() if value is not None and key not in _DROPPED}
     read["role"] = _ROLES[role]
-    read["content"] = _content(content, f"{path}.content")
+    read["content"] = _content(content, f"{path}.content", files)
     if calls:
         if type(calls) is not list:
             raise wrong(f"{path}.tool_calls", calls, "an array")
@@ -68,24 +92,54 @@ def _message(message: Any, path: str) -> dict[str, Any]:
     return read
 
 
-def _content(content: Any, path: str) -> str:
+def _content(content: Any, path: str, files: MediaFiles) -> str | list[dict[str, str]]:
     if content is None:
         return ""
     if type(content) is str:
         return content
     if type(content) is not list:
         raise wrong(path, content, "a string or an array of parts")
-    return "\n".join([_part(part, f"{path}[{index}]") for index, part in enumerate(content)])
+    before = sum(map(len, files.values()))
+    parts = [_part(part, f"{path}[{index}]", files) for index, part in enumerate(content)]
+    if sum(map(len, files.values())) == before:
+        return "\n".join([part["text"] for part in parts])
+    return parts
 
 
-def _part(part: Any, path: str) -> str:
+def _part(part: Any, path: str, files: MediaFiles) -> dict[str, str]:
     kind = part.get("type") if type(part) is dict else None
+    if kind in _INPUTS:
+        member, input = f"{path}.{kind}", _INPUTS[kind]
+        value = part.get(kind)
+        files.setdefault(input, []).append((member, _image(value, member) if input == IMAGE else _sound(value, member)))
+        return {"type": input}
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise wrong(f"{path}.type", kind, "text: models here read nothing else")
+        raise wrong(f"{path}.type", kind, "text, image_url or input_audio")
     text = part.get("refusal" if kind == "refusal" else "text")
     if type(text) is not str:
         raise wrong(f"{path}.text", text, "a string")
-    return text
+    return {"type": "text", "text": text}
+
+
+def _image(value: Any, path: str) -> bytes:
+    if type(value) is not dict:
+        return image_file(value, path)
+    members = Fields(value, path)
+    one_of(f"{path}.detail", members.take("detail") or "auto", ("auto", "low", "high", "original"))
+    url = members.take("url")
+    members.finish()
+    return image_file(url, f"{path}.url")
+
+
+def _sound(value: Any, path: str) -> bytes:
+    if type(value) is not dict:
+        raise wrong(path, value, "an object")
+    members = Fields(value, path)
+    data, form = members.take("data"), members.take("format")
+    members.finish()
+    if form is not None:
+        one_of(f"{path}.format", form, _FORMATS)
+    return audio_file(data, f"{path}.data")
 
 
 def _call(call: Any, path: str) -> dict[str, Any]:
@@ -144,6 +198,7 @@ class ChatRequest(Decoding):
     """
 
     messages: bytes
+    files: MediaFiles
     tools: Tools
     template: bytes | None
     effort_only: bool
@@ -170,7 +225,7 @@ class ChatRequest(Decoding):
             tokenize_only=self.tokenize_only,
             token_ids=self.token_ids,
         )
-        return [inputs]
+        return [inputs | file_inputs(signature, self.files)]
 
     @property
     def structured(self) -> bool:
@@ -185,7 +240,7 @@ class ChatRequest(Decoding):
 
 def read_chat(fields: Fields) -> ChatRequest:
     """Read the members of a chat, except ``model``. Raises ApiError for invalid or unknown ones."""
-    messages = read_messages(fields)
+    messages, files = read_messages(fields)
     tools = read_tools(fields)
     streaming = read_stream(fields)
     sampling, members = read_sampling(fields)
@@ -205,6 +260,7 @@ def read_chat(fields: Fields) -> ChatRequest:
     fields.finish()
     return ChatRequest(
         messages=messages,
+        files=files,
         tools=tools,
         sampling=sampling,
         members=members,

@@ -13,8 +13,9 @@ import numpy as np
 
 from conch.core.inference import ModelSignature
 from conch.core.text_parameters import MAX_PAIR_TOKENS
+from conch.wire.openai.media import IMAGE, image_file
 from conch.wire.openai.reading import ApiError, Fields, wrong
-from conch.wire.retrieval.images import IMAGE, image_file, read_content
+from conch.wire.retrieval.images import read_content
 from conch.wire.retrieval.inputs import (
     TextOptions,
     checked_texts,

@@ -1,39 +1,11 @@
-"""Reads images in requests: data URLs in the members of Jina, Cohere and vLLM."""
+"""Reads texts and images in the members of Cohere and vLLM."""
 
 from __future__ import annotations
 
-import binascii
-import re
-from base64 import b64decode
-from typing import Any, Final
+from typing import Any
 
+from conch.wire.openai.media import image_file
 from conch.wire.openai.reading import ApiError, Fields, wrong
-
-#: The input of models that embed images: the content of a file.
-IMAGE: Final = "image"
-_DATA_URL: Final = re.compile(r"data:image/[\w.+-]+;base64,")
-_EXPECTED: Final = "a data URL with an image in base64, such as data:image/png;base64,..."
-
-
-def image_file(value: Any, path: str, *, bare: bool = False) -> bytes:
-    """Return the file in a data URL, or in base64 alone if ``bare``. Raises ApiError, naming ``path``, for others."""
-    if type(value) is not str or not value:
-        raise wrong(path, value, _EXPECTED)
-    prefix = _DATA_URL.match(value)
-    if prefix is None and value.lower().startswith(("http://", "https://")):
-        raise ApiError(
-            f"'{path}' is the address of an image, and this server fetches no images: send the image as a data URL",
-            path,
-        )
-    if prefix is None and (not bare or ":" in value):
-        raise wrong(path, value, _EXPECTED)
-    try:
-        file = b64decode(value[prefix.end() if prefix else 0 :], validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ApiError(f"'{path}' is not base64: {error}", path) from None
-    if not file:
-        raise ApiError(f"'{path}' has no content", path)
-    return file
 
 
 def read_content(content: Any, path: str) -> str | bytes:

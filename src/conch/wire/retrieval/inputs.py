@@ -14,9 +14,10 @@ from conch.core.inference import ModelSignature, ParameterValue
 from conch.core.tensors import WireTensor
 from conch.core.text_parameters import MAX_LENGTH, PROMPT_TEXT, TRUNCATION
 from conch.wire.openai.inputs import text_tensor
+from conch.wire.openai.media import IMAGE, image_file
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import ApiError, Fields, wrong
-from conch.wire.retrieval.images import IMAGE, image_file, read_messages
+from conch.wire.retrieval.images import read_messages
 from conch.wire.retrieval.models import COUNT, PAIR, TOKENS
 
 #: Maximum number of texts in a request.

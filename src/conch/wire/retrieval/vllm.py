@@ -13,7 +13,7 @@ import orjson
 from conch.core.errors import internal
 from conch.core.inference import ModelSignature
 from conch.core.tensors import WireTensor
-from conch.wire.openai.chat import TEMPLATE_VALUES, read_messages
+from conch.wire.openai.chat import TEMPLATE_VALUES, file_inputs, read_messages
 from conch.wire.openai.inputs import text_tensor
 from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import ApiError, Fields, wrong
@@ -265,7 +265,8 @@ def _chat_inputs(fields: Fields, signature: ModelSignature) -> dict[str, WireTen
     """Take the messages of a chat, its tools and the values for the chat template."""
     if MESSAGES not in signature.inputs:
         raise ApiError(f"model '{signature.name}' has no chat template: send 'prompt'", MESSAGES)
-    texts = {MESSAGES: read_messages(fields)}
+    messages, files = read_messages(fields)
+    texts = {MESSAGES: messages}
     tools = read_tools(fields).offered
     template = fields.take(TEMPLATE_VALUES) or {}
     if type(template) is not dict:
@@ -278,7 +279,8 @@ def _chat_inputs(fields: Fields, signature: ModelSignature) -> dict[str, WireTen
             if name not in signature.inputs:
                 raise ApiError(f"model '{signature.name}' has no input for '{name}'", name)
             texts[name] = value
-    return {name: text_tensor(signature, name, [value]) for name, value in texts.items()}
+    inputs = {name: text_tensor(signature, name, [value]) for name, value in texts.items()}
+    return inputs | file_inputs(signature, files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

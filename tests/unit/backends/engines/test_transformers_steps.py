@@ -25,9 +25,9 @@ class Machine:
         self.now = 0.0
         run = DecoderNetwork.run
 
-        def slowly(network: DecoderNetwork, ids: Any, cache: Any) -> Any:
+        def slowly(network: DecoderNetwork, ids: Any, cache: Any, media: Any = None) -> Any:
             self.now += 0.01 + token_seconds * ids.numel()
-            return run(network, ids, cache)
+            return run(network, ids, cache, media)
 
         monkeypatch.setattr(DecoderNetwork, "run", slowly)
 

@@ -333,7 +333,7 @@ class Faulty:
     """A builder like another's, whose responses are not."""
 
     def __init__(self, builder: ResponseBuilder, responses: Callable[[bool], list[Result]]) -> None:
-        self.prompts, self.ends_id = builder.prompts, builder.ends_id
+        self.prompts, self.ends_id, self.media = builder.prompts, builder.ends_id, builder.media
         self.add, self.responses = builder.add, responses
 
 

@@ -14,6 +14,7 @@ import torch
 
 from conch.backends.batching.sampler import SequenceState
 from conch.backends.engines.transformers.cache import PaddedCache
+from conch.backends.engines.transformers.media import PromptMedia
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.core.errors import unsupported
 
@@ -34,8 +35,11 @@ class Rows(ABC):
     """The rows of a batch; they have the same length unless an implementation pads them."""
 
     @abstractmethod
-    def feed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Read the next tokens, the same number for each row; returns the logits ``[rows, vocabulary]`` after them."""
+    def feed(self, tokens: Sequence[Sequence[int]], media: PromptMedia | None = None) -> Tensor:
+        """Read the next tokens, the same number for each row; returns the logits ``[rows, vocabulary]`` after them.
+
+        ``media`` are the items of a prompt; all rows then have that prompt.
+        """
 
     @abstractmethod
     def select(self, rows: Sequence[int]) -> None:
@@ -49,12 +53,15 @@ class PaddedRows(Rows):
         self._network = network
         self.cache = PaddedCache()
 
-    def feed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+    def feed(self, tokens: Sequence[Sequence[int]], media: PromptMedia | None = None) -> Tensor:
         longest = max(map(len, tokens))
         if not self.cache.starts:
             self.cache.starts = [longest - len(row) for row in tokens]
+            self.cache.offsets = [0] * len(tokens)
+        if media is not None:
+            self.cache.offsets = [media.offset] * len(tokens)
         ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in tokens], device=self._network.device)
-        return self._network.run(ids, self.cache)
+        return self._network.run(ids, self.cache, media)
 
     def select(self, rows: Sequence[int]) -> None:
         self.cache.select(rows)
@@ -71,12 +78,15 @@ class OwnRows(Rows):
         self._ids: Tensor = None
         self._carried: dict[str, Any] = {}
 
-    def feed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+    def feed(self, tokens: Sequence[Sequence[int]], media: PromptMedia | None = None) -> Tensor:
         model = self._network.model
         new = torch.tensor([list(row) for row in tokens], device=self._network.device)
         first = self._ids is None
         if first:
             model.generate(new, attention_mask=torch.ones_like(new), custom_generate=self._begin, **_ARGUMENTS)
+            if media is not None:
+                assert self._network.media is not None
+                self._carried |= self._network.media.begin(media, 0, new.shape[1])
         else:
             self._ids = torch.cat([self._ids, new], dim=1)
         continued = not first and self._carried["use_cache"]
@@ -119,6 +129,12 @@ class BatchRow(SequenceState):
     """An in-flight request with its batch (None while it waits)."""
 
     batch: RunningBatch | None = None
+    media: PromptMedia | None = None
+
+    @property
+    def keyed_tokens(self) -> list[int]:
+        """The tokens, with numbers in the place of placeholders that differ with the content of their items."""
+        return self.tokens if self.media is None else self.media.keyed(self.tokens)
 
     @property
     def size(self) -> int:
@@ -150,10 +166,10 @@ class RunningBatch:
         [first, *_] = self.members
         self._network.use(self.adapter)
         if first.search is None:
-            return self._rows.feed(tokens)
+            return self._rows.feed(tokens, first.media)
         if self.padded is None:
-            return self._rows.feed(tokens * first.width)
-        logits = self._rows.feed(tokens)
+            return self._rows.feed(tokens * first.width, first.media)
+        logits = self._rows.feed(tokens, first.media)
         if last:
             self._rows.select([0] * first.width)
         return logits.expand(first.width, -1)
@@ -215,8 +231,12 @@ class Reading:
     def advance(self, columns: int) -> Tensor | None:
         """Read at most ``columns`` columns; returns the logits after the last chunk, else None.
 
-        Several prompts, and a prompt whose state cannot be padded, are read in a single chunk.
+        Several prompts, and a prompt whose state cannot be padded, are read in a single chunk, and so is a prompt whose
+        tokens see later ones.
         """
+        first = self.batch.members[0]
+        if first.media is not None and first.media.whole and len(self._left[0]) == len(first.tokens):
+            columns = len(first.media.prompt)
         whole = len(self._left) > 1 or self.batch.padded is None or self.columns <= columns
         chunks = self._left if whole else [tokens[:columns] for tokens in self._left]
         self._left = [tokens[len(chunk) :] for tokens, chunk in zip(self._left, chunks, strict=True)]

@@ -86,6 +86,8 @@ class PaddedCache(Cache):
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=partial(PaddedLayer, self))
         self.starts: list[int] = []
+        #: What is added to the positions of each row, because an image may have other positions than tokens.
+        self.offsets: list[int] = []
         self.end = 0
 
     @property
@@ -105,7 +107,8 @@ class PaddedCache(Cache):
         """Return the attention mask (1: token) and the positions of the new tokens for a step of ``new`` columns."""
         columns = torch.arange(self.start, self.end + new, device=device)
         starts = torch.tensor(self.starts, device=device)[:, None]
-        return (columns >= starts).long(), (columns[-new:] - starts).clamp(min=0)
+        offsets = torch.tensor(self.offsets, device=device)[:, None]
+        return (columns >= starts).long(), (columns[-new:] - starts).clamp(min=0) + offsets
 
     def advance(self, new: int) -> None:
         """Add ``new`` columns that the network has written to the used part."""
@@ -122,7 +125,9 @@ class PaddedCache(Cache):
                 columns = slice(self.starts[last], self.end)
                 buffer[row, :, columns] = buffer[last, :, columns]
             self.starts[row] = self.starts[last]
+            self.offsets[row] = self.offsets[last]
         self.starts.pop()
+        self.offsets.pop()
         self._compact()
 
     def select(self, rows: Sequence[int]) -> None:
@@ -134,6 +139,7 @@ class PaddedCache(Cache):
                 layer.reserve(len(rows), self.end)
                 layer.buffers[index][: len(rows), :, columns] = chosen
         self.starts = [self.starts[row] for row in rows]
+        self.offsets = [self.offsets[row] for row in rows]
 
     def adopt(self, other: PaddedCache) -> None:
         """Append the rows of another cache, which must not be used afterwards."""
@@ -154,6 +160,7 @@ class PaddedCache(Cache):
                     :count, :, other.end - columns : other.end
                 ]
         self.starts += [self.end - length for length in other.lengths()]
+        self.offsets += other.offsets
 
     def piece(self, row: int, start: int, stop: int) -> list[list[Tensor]]:
         """Copy the keys and values of tokens ``start`` to ``stop`` of a row, ``[1, heads, tokens, size]``."""
@@ -172,7 +179,7 @@ class PaddedCache(Cache):
                 layer.buffers = [
                     torch.cat([piece[index][which] for piece in pieces], dim=2) for which in range(len(layer.buffers))
                 ]
-        self.starts, self.end = [0], tokens
+        self.starts, self.offsets, self.end = [0], [0], tokens
 
     def _buffers(self) -> list[Tensor]:
         return [buffer for layer in self.layers for buffer in layer.buffers]

@@ -28,6 +28,7 @@ from conch.backends.batching.sampler import BeamSearch, accept, generator, sampl
 from conch.backends.batching.step_budget import StepBudget
 from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
 from conch.backends.engines.transformers.cache import BLOCK, Prefixes
+from conch.backends.engines.transformers.media import network_inputs
 from conch.backends.engines.transformers.network import DecoderNetwork, context, load
 from conch.backends.engines.transformers.probe import probe_batch_support
 from conch.backends.generation.agreement import greedy_completions
@@ -40,8 +41,9 @@ from conch.backends.generation.engine import (
     kv_token_bytes,
 )
 from conch.backends.generation.lora import LoraWeights
-from conch.core.errors import invalid
-from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature
+from conch.backends.generation.media import MediaSpec
+from conch.core.errors import ConchError, invalid, one_line
+from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
 from conch.core.sampling.structures import Structure
 from conch.machine.facts import usable_cores
 
@@ -145,6 +147,40 @@ class TransformersEngine(GenerationEngine):
         self._batches: list[RunningBatch] = []
         self._reading: Reading | None = None
         self._arrivals = self._preemptions = 0
+        if spec.media is not None:
+            self._open_media(spec.media)
+
+    def _open_media(self, spec: MediaSpec) -> None:
+        """Accept images and recordings, if the completion of the example is that of ``generate``."""
+        prompt, items = spec.example
+        self.add(EngineRequest(0, list(prompt), SamplingParams(max_tokens=VERIFIED_TOKENS, temperature=0), media=items))
+        tokens: list[int] = []
+        try:
+            while self.busy:
+                for progress in self.step():
+                    if progress.error is not None:
+                        raise progress.error
+                    tokens += progress.tokens
+            inputs = network_inputs(self._network.model, spec.arrays)
+            with _plain(self._network.model):
+                require_greedy_likeness(
+                    self._network.model,
+                    [prompt],
+                    [[*prompt, *tokens]],
+                    lambda prompt: f"after a prompt of {len(prompt)} tokens with {len(items)} items",
+                    **{name: array for name, array in inputs.items() if name not in ("input_ids", "attention_mask")},
+                )
+        except Exception as error:  # depends on the network
+            reason = error.message if isinstance(error, ConchError) else f"{type(error).__name__}: {one_line(error)}"
+            self.warnings = [f"the model reads texts alone, not {' or '.join(sorted(spec.placeholders))}: {reason}"]
+            _logger.debug("the example fails", exc_info=True)
+            self._rows, self._waiting, self._batches, self._reading = {}, [], [], None
+            if self._network.media is not None:
+                self._network.media.close()
+                self._network.media = None
+        else:
+            self.media = frozenset(spec.placeholders)
+        self.forget()
 
     def add(self, request: EngineRequest) -> None:
         sampling = request.sampling
@@ -173,6 +209,7 @@ class TransformersEngine(GenerationEngine):
             max_length=max_length,
             generator=generator(sampling.seed),
             matcher=matcher,
+            media=self._network.media.open(request.prompt, request.media) if self._network.media else None,
         )
         self._arrivals += 1
         self._rows[row.id] = row
@@ -291,6 +328,7 @@ class TransformersEngine(GenerationEngine):
         """Prefill at most one chunk of waiting prompts, of ``limit`` columns; returns the number of columns."""
         left = limit
         while left > 0:
+            self._compute_media(progress)
             reading = self._reading or self._start(left, limit)
             if reading is None:
                 break
@@ -306,6 +344,20 @@ class TransformersEngine(GenerationEngine):
                 self._keep(reading.batch, row)
             progress += self._advance(reading.batch, logits)
         return limit - left
+
+    def _compute_media(self, progress: list[Progress]) -> None:
+        """Compute the features of the next prompt to read; fail prompts for which that is not possible."""
+        while self._reading is None and self._waiting:
+            media = self._waiting[0].media
+            if media is None or media.ready:
+                return
+            assert self._network.media is not None
+            try:
+                self._network.media.compute(media)
+            except Exception as error:  # depends on the network, and on the size of the item
+                row = self._rows.pop(self._waiting.pop(0).id)
+                refusal = invalid(f"the model cannot read the images or the sound of the prompt: {one_line(error)}")
+                progress.append(Progress(row.id, error=refusal))
 
     def _start(self, columns: int, limit: int) -> Reading | None:
         """Move the first waiting row into a new batch, with further rows as long as their prompts fit ``columns``.
@@ -323,7 +375,7 @@ class TransformersEngine(GenerationEngine):
             used += row.width * (len(row.tokens) + 1)
             if width > self.max_sequences or (self.cache_tokens and used > self.cache_tokens):
                 break
-            alone = row.width > 1 or not self.padded
+            alone = row.width > 1 or not self.padded or row.media is not None
             longest = max(longest, len(row.tokens))
             if started:
                 if alone or row.sampling.lora_name != started[0].sampling.lora_name:
@@ -333,8 +385,8 @@ class TransformersEngine(GenerationEngine):
             elif columns < min(longest, limit // 2):
                 # The rest of this step's chunk is too small for a run of its own.
                 break
-            if self._prefixes is not None:
-                known = self._prefixes.find(row.sampling.lora_name, row.tokens)
+            if self._prefixes is not None and not (row.media is not None and row.media.whole):
+                known = self._prefixes.find(row.sampling.lora_name, row.keyed_tokens)
                 if started and known:
                     known = []
                     break
@@ -372,9 +424,11 @@ class TransformersEngine(GenerationEngine):
 
     def _keep(self, batch: RunningBatch, row: BatchRow) -> None:
         """Store the cached tokens of a row for later prompts with the same prefix."""
+        if row.media is not None and row.media.whole:
+            return  # the tokens depend on later ones
         if self._prefixes is not None and batch.padded is not None and row.search is None:
             cache, index = batch.padded.cache, batch.members.index(row)
-            self._prefixes.keep(batch.adapter, row.tokens[: cache.lengths()[index]], cache, index)
+            self._prefixes.keep(batch.adapter, row.keyed_tokens[: cache.lengths()[index]], cache, index)
 
     def _join(self) -> None:
         """Merge compatible batches."""

@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from conch.backends.base.verification import example_ids, require_tensors
 from conch.backends.engines.transformers.cache import PaddedCache
+from conch.backends.engines.transformers.media import MediaNetwork, PromptMedia, network_inputs
 from conch.backends.generation.engine import EngineSpec
 from conch.backends.generation.lora import LoraWeights
 from conch.checkpoints.gguf import GgufFile, rope_scaling
@@ -33,8 +34,11 @@ def cache_argument(model: Any) -> str:
 class DecoderNetwork:
     """A model on its device with its LoRA adapters; not thread-safe."""
 
-    def __init__(self, model: Any, device: Any, adapters: Iterable[str] = ()) -> None:
+    def __init__(
+        self, model: Any, device: Any, adapters: Iterable[str] = (), media: MediaNetwork | None = None
+    ) -> None:
         self.model = model
+        self.media = media
         self.device = device
         self.adapters = tuple(adapters)
         self._adapter: str | None = None
@@ -95,13 +99,20 @@ class DecoderNetwork:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def run(self, ids: Tensor, cache: PaddedCache) -> Tensor:
-        """Read ``ids`` ``[rows, new]`` into a cache; returns the last FP32 logits, ``[rows, vocabulary]``."""
+    def run(self, ids: Tensor, cache: PaddedCache, media: PromptMedia | None = None) -> Tensor:
+        """Read ``ids`` ``[rows, new]`` into a cache; returns the last FP32 logits, ``[rows, vocabulary]``.
+
+        ``media`` are the items of the prompt of the only row.
+        """
         new = ids.shape[1]
         mask, positions = cache.mask(new, self.device)
         arguments: dict[str, Any] = {self._cache_argument: cache}
         if self._positions:
-            arguments["position_ids"] = positions
+            # Networks whose images have other positions read three for each token.
+            arguments["position_ids"] = positions.expand(3, -1, -1) if any(cache.offsets) else positions
+        if media is not None:
+            assert self.media is not None
+            arguments |= self.media.begin(media, cache.width, cache.width + new)
         output = self.model(
             input_ids=ids,
             attention_mask=mask,
@@ -148,14 +159,16 @@ def load(spec: EngineSpec) -> DecoderNetwork:
             model.load_adapter(str(path), adapter_name=name)
         except Exception as error:
             raise invalid(f"LoRA adapter '{name}' cannot be loaded from '{path}': {one_line(error)}") from error
-    return DecoderNetwork(model.eval(), device, spec.adapters)
+    media = MediaNetwork(model, device, spec.media) if spec.media is not None else None
+    return DecoderNetwork(model.eval(), device, spec.adapters, media)
 
 
 def _model(spec: EngineSpec) -> Any:
     arguments: dict[str, Any] = dict(spec.arguments)
     if spec.gguf is not None:
         arguments["gguf_file"] = str(spec.gguf.path.relative_to(spec.directory))
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+    kind = transformers.AutoModelForCausalLM if spec.media is None else transformers.AutoModelForMultimodalLM
+    model, report = kind.from_pretrained(
         spec.directory,
         dtype=_dtype(spec),
         trust_remote_code=spec.trust_remote_code,
@@ -164,7 +177,7 @@ def _model(spec: EngineSpec) -> Any:
         ignore_mismatched_sizes=True,  # require_tensors rejects those that affect outputs, by name
         **arguments,
     )
-    require_tensors(model, report, lambda: _scores(model), spec.source)
+    require_tensors(model, report, lambda: _scores(model, spec), spec.source)
     if spec.gguf is not None:
         _scale_rotary_frequencies(model, spec.gguf)
     return model
@@ -201,10 +214,11 @@ def _scale_rotary_frequencies(model: Any, file: GgufFile) -> None:
         frequencies /= divisors
 
 
-def _scores(model: Any) -> Any:
-    """Return the logits of an example text."""
+def _scores(model: Any, spec: EngineSpec) -> Any:
+    """Return the logits of an example prompt."""
+    arrays = {"input_ids": example_ids(model.config)} if spec.media is None else spec.media.arrays
     with torch.inference_mode():
-        return model.eval()(input_ids=example_ids(model.config)).logits
+        return model.eval()(**network_inputs(model, arrays)).logits
 
 
 def _dtype(spec: EngineSpec) -> Any:

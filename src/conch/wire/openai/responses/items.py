@@ -24,8 +24,8 @@ Item = dict[str, Any]
 _ROLES: Final = ("user", "assistant", "system", "developer")
 #: The member of a text part with its text, by the type of the part.
 _TEXTS: Final = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-#: Parts and items that need a model or a service that is not here.
-_FOREIGN_PARTS: Final = ("input_image", "input_file", "input_audio")
+#: Parts that need a service that is not here.
+_FOREIGN_PARTS: Final = ("input_file",)
 _PREFIXES: Final = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 #: The members of a reasoning item, and the types of their parts.
 _REASONING: Final = {"summary": "summary_text", "content": "reasoning_text"}
@@ -176,9 +176,20 @@ def _read_content(members: Fields, member: str) -> str | list[dict[str, Any]]:
 def _read_part(part: Any, path: str) -> dict[str, Any]:
     kind: Any = part.get("type") if type(part) is dict else None
     if kind in _FOREIGN_PARTS:
-        raise ApiError(f"'{path}' is an {kind}: models here read text only", f"{path}.type")
-    kind = one_of(f"{path}.type", kind, _TEXTS)
+        raise ApiError(f"'{path}' is an {kind}: this server has no store of files", f"{path}.type")
     members = Fields(part, path)
+    if kind == "input_image":
+        members.ignore("type", "prompt_cache_breakpoint")
+        members.refuse("file_id")
+        read = {"image_url": members.required_text("image_url"), "detail": members.text("detail") or "auto"}
+        members.finish()
+        return {"type": kind, **read}
+    if kind == "input_audio":
+        members.ignore("type", "prompt_cache_breakpoint")
+        sound = members.take("input_audio")
+        members.finish()
+        return {"type": kind, "input_audio": sound}
+    kind = one_of(f"{path}.type", kind, _TEXTS)
     members.ignore("type", "annotations", "logprobs", "prompt_cache_breakpoint")
     name = _TEXTS[kind]
     text = members.text(name)
@@ -236,10 +247,18 @@ def chat_messages(items: Iterable[Item]) -> list[dict[str, Any]]:
 def _chat_content(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    return [
-        {"type": "text", "text": part["text"]} if "text" in part else {"type": "refusal", "refusal": part["refusal"]}
-        for part in content
-    ]
+    return [_chat_part(part) for part in content]
+
+
+def _chat_part(part: dict[str, Any]) -> dict[str, Any]:
+    match part["type"]:
+        case "input_image":
+            return {"type": "image_url", "image_url": {"url": part["image_url"], "detail": part["detail"]}}
+        case "input_audio":
+            return {"type": "input_audio", "input_audio": part["input_audio"]}
+        case "refusal":
+            return {"type": "refusal", "refusal": part["refusal"]}
+    return {"type": "text", "text": part["text"]}
 
 
 def list_items(entry: Buffer, query: str) -> bytes:

@@ -1,0 +1,235 @@
+"""Reads the images and recordings of prompts with the processor of a checkpoint.
+
+The threads that read requests decode files and call the processor, for each item alone: its result is kept by content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import Any, Final
+
+from conch.backends.base.arrays import Request
+from conch.backends.generation.media import MediaItem, MediaSpec
+from conch.backends.tasks import media
+from conch.backends.tasks.transformers import loading
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.tokenizers.chat import ChatTemplate
+from conch.core.errors import ConchError, invalid, one_line
+from conch.core.inference import TensorSpec
+from conch.machine import extras
+
+#: The inputs for the files of a prompt, by kind.
+MEDIA_INPUTS: Final = tuple(TensorSpec(kind, "BYTES", (-1,), optional=True) for kind in ("image", "audio"))
+#: Defaults of the parameters ``max_media`` and ``media_cache_bytes``.
+MAX_MEDIA: Final = 32
+CACHE_BYTES: Final = 256 << 20
+#: The longest recording of a prompt (s) unless parameter ``max_audio_seconds`` sets it.
+_SECONDS: Final = 600
+#: The arguments of processors by kind.
+_ARGUMENTS: Final = {"image": "images", "audio": "audio"}
+#: The argument, and the output, for the texts that take the place of placeholders.
+_REPLACED: Final = "text_replacement_offsets"
+
+
+class MediaProcessor:
+    """The processor of a checkpoint. Raises INVALID_ARG or UNSUPPORTED if it cannot be used."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        options = checkpoint.options
+        self.processor = _load(checkpoint)
+        names = {"image": "image_processor", "audio": "feature_extractor"}
+        #: The text of a placeholder by kind.
+        self.marks = {
+            kind: mark
+            for kind, name in names.items()
+            if hasattr(self.processor, name) and (mark := getattr(self.processor, f"{kind}_token", None)) is not None
+        }
+        if not self.marks or not hasattr(self.processor, "get_text_with_replacements"):
+            raise invalid(f"{type(self.processor).__name__} has no placeholders for images or sound")
+        if "image" in self.marks:
+            media.require_images(checkpoint.task)
+        if "audio" in self.marks:
+            extras.require("prompts with sound", "soundfile", "scipy.signal")
+            self._rate = int(self.processor.feature_extractor.sampling_rate)
+        #: Whether the tokens of a prompt that is no conversation begin with a special token.
+        self.special_tokens = getattr(self.processor.tokenizer, "add_bos_token", True) is not False
+        self._pixels = media.max_pixels(options)
+        self._seconds = options.positive("max_audio_seconds", _SECONDS)
+        self._most = options.positive("max_media", MAX_MEDIA)
+        self._cache_bytes = options.positive("media_cache_bytes", CACHE_BYTES)
+        self._items: OrderedDict[bytes, MediaItem] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+        self._parts: bool | None = None
+        self.spec = self._spec(checkpoint)
+
+    def items(self, request: Request) -> list[MediaItem]:
+        """Return the items of a request; empty without any.
+
+        Raises INVALID_ARG for files that cannot be read, or are too many or too large.
+        """
+        files = {kind: request.files(kind) for kind in self.marks if request.has(kind)}
+        count = sum(map(len, files.values()))
+        if count > self._most:
+            raise invalid(
+                f"the request has {count} images and recordings; at most {self._most} are read (parameter 'max_media')",
+                next(iter(files)),
+            )
+        return [item for kind, data in files.items() for item in self._read(kind, data)]
+
+    def with_parts(self, message: Any, template: ChatTemplate) -> Any:
+        """Return a message with a content as ``template`` reads it: a list of parts, or a text with placeholders."""
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, str) and self._reads_parts(template):
+            return {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content, list) and not self._reads_parts(template):
+            texts = (self.marks.get(str(part.get("type")), str(part.get("text", ""))) for part in content)
+            return {**message, "content": "\n".join(texts)}
+        return message
+
+    def _reads_parts(self, template: ChatTemplate) -> bool:
+        """Whether a template renders the parts of a content, and not the list itself."""
+        if self._parts is None:
+            parts = [{"type": kind} for kind in self.marks] + [{"type": "text", "text": "conch"}]
+            try:
+                text = template.render([{"role": "user", "content": parts}])
+            except ConchError:
+                text = ""
+            self._parts = "conch" in text and "'type'" not in text and all(mark in text for mark in self.marks.values())
+        return self._parts
+
+    def expand(self, text: str, items: Sequence[MediaItem]) -> str:
+        """Replace the placeholders in a prompt. Raises INVALID_ARG unless it has one for each item."""
+        for kind, mark in self.marks.items():
+            given, placed = sum(item.kind == kind for item in items), text.count(mark)
+            if given != placed and (given or items):
+                raise invalid(f"the prompt has {placed} times '{mark}', and the request {given} of '{kind}'", kind)
+        if not items:
+            return text
+        replacements = {kind: [item.replacement for item in items if item.kind == kind] for kind in self.marks}
+        images = [media.example_image()] * len(replacements.get("image", []))
+        # Some processors put further tokens around the text of a prompt with images.
+        _, texts, *_ = self.processor.prepare_inputs_layout(images=images or None, text=[text])
+        texts, _ = self.processor.get_text_with_replacements(
+            texts, replacements.get("image", []), [], replacements.get("audio", [])
+        )
+        return str(texts[0])
+
+    def check(self, prompt: Sequence[int], items: Sequence[MediaItem]) -> None:
+        """Raise INVALID_ARG unless a prompt (token ids) has the placeholders of its items."""
+        for kind, placeholder in self.spec.placeholders.items():
+            needed = sum(item.tokens for item in items if item.kind == kind)
+            if (placed := list(prompt).count(placeholder)) != needed:
+                raise invalid(f"the prompt has {placed} placeholders of '{kind}', and the request needs {needed}", kind)
+
+    def _read(self, kind: str, files: Sequence[bytes]) -> list[MediaItem]:
+        digests = [hashlib.blake2b(kind.encode() + data, digest_size=32).digest() for data in files]
+        with self._lock:
+            items = {digest: self._items[digest] for digest in digests if digest in self._items}
+        pixels = seconds = 0.0
+        for row, (digest, data) in enumerate(zip(digests, files, strict=True)):
+            if digest in items:
+                continue
+            if kind == "image":
+                picture = media.image(data, pixels=self._pixels, row=row)
+                pixels += picture.width * picture.height
+                if pixels > media.TOGETHER * self._pixels:
+                    raise invalid(
+                        f"the images of the request have more than {media.TOGETHER * self._pixels} pixels together",
+                        kind,
+                    )
+                items[digest] = self._item(kind, digest, picture)
+            else:
+                sound = media.audio(data, self._rate, seconds=self._seconds, row=row)
+                seconds += len(sound) / self._rate
+                if seconds > media.TOGETHER * self._seconds:
+                    raise invalid(
+                        f"the recordings of the request are longer than {media.TOGETHER * self._seconds} seconds "
+                        "together",
+                        kind,
+                    )
+                items[digest] = self._item(kind, digest, sound)
+        with self._lock:
+            for digest in digests:
+                if digest not in self._items:
+                    self._items[digest] = items[digest]
+                    self._bytes += items[digest].size
+                self._items.move_to_end(digest)
+            while self._bytes > self._cache_bytes and self._items:
+                _, dropped = self._items.popitem(last=False)
+                self._bytes -= dropped.size
+        return [items[digest] for digest in digests]
+
+    def _item(self, kind: str, digest: bytes, content: Any) -> MediaItem:
+        """Process an item alone. Raises INVALID_ARG if the processor refuses it."""
+        try:
+            arrays = dict(self._process(self.marks[kind], {kind: [content]}))
+        except ConchError:
+            raise
+        except Exception as error:  # processors raise errors of many types
+            raise invalid(f"input '{kind}' cannot be processed for the model: {one_line(error)}", kind) from error
+        [[offsets]] = arrays.pop(_REPLACED)
+        ids = arrays["input_ids"][0].tolist()
+        tokens = ids.count(self._placeholder(kind))
+        return MediaItem(kind, digest, arrays, str(offsets["replacement"]), tokens)
+
+    def _process(self, text: str, contents: Mapping[str, Sequence[Any]]) -> Any:
+        arguments: dict[str, Any] = {_ARGUMENTS[kind]: list(values) for kind, values in contents.items()}
+        if "audio" in contents:
+            arguments["sampling_rate"] = self._rate
+        return self.processor(
+            text=[text], return_tensors="pt", **{f"return_{_REPLACED}": True}, add_special_tokens=False, **arguments
+        )
+
+    def _placeholder(self, kind: str) -> int:
+        config_id = getattr(self.processor, f"{kind}_token_id", None)
+        return int(self._placeholders.get(kind, config_id or 0))
+
+    def _spec(self, checkpoint: Checkpoint) -> MediaSpec:
+        """Process an example of each kind, twice in a prompt."""
+        names = {kind: (f"{kind}_token_id", f"{kind}_token_index") for kind in self.marks}
+        config = checkpoint.config
+        self._placeholders = {
+            kind: next(int(config[name]) for name in names[kind] if name in config) for kind in self.marks
+        }
+        with loading(checkpoint, "processor"):
+            contents: dict[str, list[Any]] = {}
+            if "image" in self.marks:
+                picture = media.example_image()
+                contents["image"] = [picture, picture.transpose(4)]
+            if "audio" in self.marks:
+                sound = media.example_sound(self._rate, 1)
+                contents["audio"] = [sound, sound[: len(sound) // 2]]
+            items = [
+                self._item(kind, bytes([number] * 32), content)
+                for kind, values in contents.items()
+                for number, content in enumerate(values)
+            ]
+            text = "".join(f"A {mark} and {mark} are here. " for mark in self.marks.values())
+            arrays = dict(self._process(text, contents))
+        arrays.pop(_REPLACED)
+        return MediaSpec(self._placeholders, (arrays["input_ids"][0].tolist(), items), arrays, self._cache_bytes)
+
+
+def _load(checkpoint: Checkpoint) -> Any:
+    """Load the processor on Pillow and numpy; without its part for videos, which needs torchvision."""
+    with loading(checkpoint, "processor"):
+        import transformers
+        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+        settings = checkpoint.json("processor_config.json") or {}
+        name = settings.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(str(checkpoint.config.get("model_type")))
+        known = getattr(transformers, str(name), None)
+        if known is None or not hasattr(known, "get_attributes"):
+            raise invalid(f"transformers has no processor '{name}'")
+        attributes = [attribute for attribute in known.get_attributes() if attribute != "video_processor"]
+        own: Any = type(known.__name__, (known,), {"get_attributes": classmethod(lambda cls: attributes)})
+        return own.from_pretrained(
+            checkpoint.directory,
+            backend="pil",
+            local_files_only=True,
+            trust_remote_code=checkpoint.options.trust_remote_code,
+        )

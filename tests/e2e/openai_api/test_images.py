@@ -1,0 +1,179 @@
+"""Chats about images and sound with tiny checkpoints, through each API: the same tokens as transformers."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import numpy as np
+import openai
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from conch.backends.io_formats.processor import MediaProcessor
+from conch.backends.tasks.media import wav
+from conch.checkpoints.folder import Checkpoint
+from tests.checkpoints import train_tokenizer, write_checkpoint
+from tests.conformance.raw import post as post_raw
+from tests.e2e.openai_api.asking import post
+from tests.media_checkpoints import picture, write
+from tests.servers import ConchServer
+
+TEXT = "How can you be sure?"
+MOST = 8
+PICTURES = [picture(1), picture(2, 24, 40)]
+SOUND = wav(np.random.default_rng(0).uniform(-0.5, 0.5, 12_000).astype(np.float32), 16_000)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("media") / "models"
+    for name in ("qwen2_vl", "qwen2_audio"):
+        write(folder / name / "1", name)
+    tokenizer = train_tokenizer(every_byte=True)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    write_checkpoint(folder / "llama" / "1", transformers.LlamaConfig, {"intermediate_size": 64}, tokenizer, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(models: Path) -> Iterator[ConchServer]:
+    with ConchServer(models, "--cache-config=local,size=1000000", log=models.parent / "log") as server:
+        yield server
+
+
+def url(file: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{b64encode(file).decode()}"
+
+
+def expected(models: Path, name: str, **media: Any) -> tuple[str, int]:
+    """The text that transformers generates, and the number of tokens of the prompt."""
+    checkpoint = Checkpoint.open(models / name / "1")
+    processor = MediaProcessor(checkpoint).processor
+    kind, count = ("audio", 1) if "audio" in media else ("image", len(media["images"]))
+    parts = [{"type": kind}] * count + [{"type": "text", "text": TEXT}]
+    text = processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
+    inputs = processor(text=[text], return_tensors="pt", add_special_tokens=False, **media)
+    model = transformers.AutoModelForMultimodalLM.from_pretrained(checkpoint.directory, dtype=torch.float32).eval()
+    length = inputs["input_ids"].shape[1]
+    ids = model.generate(**inputs, max_new_tokens=MOST, do_sample=False)[0, length:]
+    return processor.tokenizer.decode(ids, skip_special_tokens=True), length
+
+
+def image_parts(files: list[bytes]) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url(file)}} for file in files]
+    return [*parts, {"type": "text", "text": TEXT}]
+
+
+def chat(server: ConchServer, model: str, content: Any, **more: Any) -> tuple[int, Any]:
+    body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": MOST, "temperature": 0}
+    status, _, reply = post(server, "/v1/chat/completions", {**body, **more})
+    return status, reply
+
+
+def test_each_api_gives_the_text_of_transformers(server: ConchServer, models: Path) -> None:
+    images = [Image.open(BytesIO(file)) for file in PICTURES]
+    text, length = expected(models, "qwen2_vl", images=images)
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0) as client:
+        reply = client.chat.completions.create(
+            model="qwen2_vl",
+            messages=[{"role": "user", "content": image_parts(PICTURES)}],  # type: ignore[typeddict-item, misc, list-item]
+            max_tokens=MOST,
+            temperature=0,
+        )
+        assert reply.choices[0].message.content == text
+        assert reply.usage is not None and reply.usage.prompt_tokens == length
+        content = [*({"type": "input_image", "image_url": url(file)} for file in PICTURES)]
+        response = client.responses.create(
+            model="qwen2_vl",
+            input=[{"role": "user", "content": [*content, {"type": "input_text", "text": TEXT}]}],  # type: ignore[list-item, misc]
+            max_output_tokens=MOST,
+            temperature=0,
+        )
+        assert response.output_text == text
+    with anthropic.Anthropic(base_url=f"http://{server.http}", api_key="any", max_retries=0) as other:
+        blocks = [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": b64encode(file).decode()}}
+            for file in PICTURES
+        ]
+        message = other.messages.create(
+            model="qwen2_vl",
+            messages=[{"role": "user", "content": [*blocks, {"type": "text", "text": TEXT}]}],  # type: ignore[list-item, typeddict-item]
+            max_tokens=MOST,
+            extra_body={"temperature": 0},
+        )
+        assert message.content[0].text == text  # type: ignore[union-attr]
+        assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == length
+
+
+def test_a_stream_gives_the_same_text(server: ConchServer, models: Path) -> None:
+    text, _ = expected(models, "qwen2_vl", images=[Image.open(BytesIO(PICTURES[0]))])
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0) as client:
+        stream = client.chat.completions.create(
+            model="qwen2_vl",
+            messages=[{"role": "user", "content": image_parts(PICTURES[:1])}],  # type: ignore[typeddict-item, misc, list-item]
+            max_tokens=MOST,
+            temperature=0,
+            stream=True,
+        )
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == text
+
+
+def test_triton_s_routes_take_images(server: ConchServer, models: Path) -> None:
+    text, _ = expected(models, "qwen2_vl", images=[Image.open(BytesIO(PICTURES[0]))])
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": TEXT}]}]
+    body = {
+        "messages": json.dumps(messages),
+        "image": [b64encode(PICTURES[0]).decode()],
+        "max_tokens": MOST,
+        "temperature": 0,
+    }
+    assert post_raw(server.http, "/v2/models/qwen2_vl/generate", body).json()["text_output"] == text
+    prompt = f"<user><|vision_start|><|image_pad|><|vision_end|>{TEXT}<assistant>"
+    body = {**body, "text_input": prompt, "exclude_input_in_output": True}
+    del body["messages"]
+    assert post_raw(server.http, "/v2/models/qwen2_vl/generate", body).json()["text_output"] == text
+
+
+def test_sound_gives_the_text_of_transformers(server: ConchServer, models: Path) -> None:
+    import soundfile
+
+    samples, _ = soundfile.read(BytesIO(SOUND), dtype="float32")
+    text, length = expected(models, "qwen2_audio", audio=[samples], sampling_rate=16_000)
+    sound = {"type": "input_audio", "input_audio": {"data": b64encode(SOUND).decode(), "format": "wav"}}
+    status, reply = chat(server, "qwen2_audio", [sound, {"type": "text", "text": TEXT}])
+    assert status == 200, reply
+    assert reply["choices"][0]["message"]["content"] == text
+    assert reply["usage"]["prompt_tokens"] == length
+
+
+def test_texts_alone_are_read_by_the_same_models(server: ConchServer) -> None:
+    status, reply = chat(server, "qwen2_vl", TEXT)
+    assert status == 200 and reply["choices"][0]["message"]["content"], reply
+
+
+def test_what_cannot_be_read_is_refused(server: ConchServer) -> None:
+    def refusal(model: str, content: Any) -> str:
+        status, reply = chat(server, model, content)
+        assert status == 400, reply
+        return str(reply["error"]["message"])
+
+    parts = image_parts(PICTURES[:1])
+    assert "does not read images" in refusal("llama", parts)
+    assert "does not read 'image'" in refusal("qwen2_audio", parts)
+    assert "is not base64" in refusal(
+        "qwen2_vl", [{"type": "image_url", "image_url": {"url": "data:image/png;base64,@"}}]
+    )
+    assert "is not an image" in refusal("qwen2_vl", [{"type": "image_url", "image_url": {"url": url(b"text")}}])
+    assert "at most 32" in refusal("qwen2_vl", image_parts(PICTURES[:1] * 33))
+    assert "2 times '<|image_pad|>'" in refusal("qwen2_vl", [*parts, {"type": "text", "text": "<|image_pad|>"}])
+    assert "fetches no images" in refusal(
+        "qwen2_vl", [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]
+    )

@@ -1,0 +1,131 @@
+"""Images and sound on the engine ``transformers``: the same tokens as ``generate``, alone and in a busy batch."""
+
+from __future__ import annotations
+
+import random
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("PIL")
+
+import torch
+import transformers
+from PIL import Image
+
+from conch.backends.base.arrays import Request
+from conch.backends.generation.engine import EngineRequest, GenerationEngine
+from conch.backends.io_formats.processor import MediaProcessor
+from conch.backends.tasks.media import wav
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.core.sampling.parameters import SamplingParams
+from tests.media_checkpoints import FAMILIES, picture, write
+from tests.task_requests import tensor
+from tests.unit.backends.engines.driving import finished_by_id, tokens
+from tests.unit.backends.engines.transformers_models import spec
+
+#: Those whose prompts are read at once, and not kept for later ones.
+WHOLE: Final = {"gemma3", "paligemma"}
+RATE: Final = 16_000
+#: What precedes the media in each prompt: more than a block of the cache of prefixes.
+_BEFORE: Final = "A program takes a list of numbers and returns the even ones. " * 3
+_AFTER: Final = " How can you be sure?"
+
+
+class Served:
+    """A family's checkpoint on the engine, and transformers itself."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.reader = MediaProcessor(Checkpoint.open(folder, Options.from_values({"task": "text-generation"})))
+        self.native = self.reader.processor
+        self.engine: GenerationEngine = self.opened(folder, **settings)
+        self.model = transformers.AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        [(self.kind, self.mark)] = self.reader.marks.items()
+        self.wanted: dict[Any, list[int]] = {}
+
+    def opened(self, folder: Path, **settings: Any) -> GenerationEngine:
+        from conch.backends.generation.generation_backend import open_engine
+
+        return open_engine("transformers", spec(folder, eos_ids=(0,), media=self.reader.spec, **settings))
+
+    def file(self, seed: int) -> bytes:
+        if self.kind == "image":
+            return picture(seed, *((40, 24), (24, 40), (31, 31))[seed % 3])
+        values = np.random.default_rng(seed).uniform(-0.5, 0.5, RATE // (1 + seed % 3)).astype(np.float32)
+        return wav(values, RATE)
+
+    def request(self, number: int, seeds: tuple[int, ...], most: int, before: str = _BEFORE) -> EngineRequest:
+        files = [self.file(seed) for seed in seeds]
+        text = before + "".join(f"{self.mark} and " for _ in seeds) + _AFTER
+        items = self.reader.items(Request({self.kind: tensor(self.kind, files)} if files else {}, frozenset()))
+        prompt = self.native.tokenizer(self.reader.expand(text, items), add_special_tokens=False)["input_ids"]
+        self.reader.check(prompt, items)
+        return EngineRequest(number, prompt, SamplingParams(max_tokens=most, temperature=0), media=items)
+
+    def expected(self, request: EngineRequest, seeds: tuple[int, ...], before: str = _BEFORE) -> list[int]:
+        """What transformers makes of the same text and files."""
+        asked = (tuple(request.prompt), seeds, request.sampling.max_tokens)
+        if asked not in self.wanted:
+            files, given = [self.file(seed) for seed in seeds], {}
+            if files and self.kind == "image":
+                given["images"] = [Image.open(BytesIO(file)) for file in files]
+            elif files:
+                import soundfile
+
+                given["audio"] = [soundfile.read(BytesIO(file), dtype="float32")[0] for file in files]
+                given["sampling_rate"] = RATE
+            text = before + "".join(f"{self.mark} and " for _ in seeds) + _AFTER
+            if files:
+                inputs = self.native(text=[text], return_tensors="pt", add_special_tokens=False, **given)
+                inputs.pop("labels", None)
+            else:
+                inputs = self.native.tokenizer(text, return_tensors="pt", add_special_tokens=False)
+            assert inputs["input_ids"][0].tolist() == request.prompt
+            with torch.inference_mode():
+                ids = self.model.generate(
+                    **inputs, max_new_tokens=request.sampling.max_tokens, do_sample=False, eos_token_id=0
+                )
+            self.wanted[asked] = ids[0, len(request.prompt) :].tolist()
+        return self.wanted[asked]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder = write(tmp_path_factory.mktemp(request.param), request.param)
+    return Served(folder, max_batched_tokens=32, max_sequences=4)
+
+
+def test_a_prompt_alone_has_the_tokens_of_generate_with_and_without_its_prefix(served: Served) -> None:
+    engine = served.engine
+    assert engine.media == {served.kind} and not engine.warnings
+    for seeds in ((1,), (1, 2), (2, 1), (1,), (3, 4)):
+        request = served.request(0, seeds, 12)
+        assert tokens(finished_by_id(engine, request)[0]) == served.expected(request, seeds)
+
+
+def test_prompts_in_a_busy_batch_have_the_tokens_of_generate(served: Served) -> None:
+    engine, chance = served.engine, random.Random(4)
+    asked = {
+        number: (chance.choice(((), (1,), (2,), (1, 2), (5,), (6, 1))), _BEFORE[: chance.choice((0, 9, 180))])
+        for number in range(14)
+    }
+    requests = {
+        number: served.request(number, seeds, chance.choice((1, 5, 11)), before)
+        for number, (seeds, before) in asked.items()
+    }
+    coming, got = sorted(requests), {number: list[int]() for number in requests}
+    while coming or engine.busy:
+        for _ in range(chance.choice((0, 1, 2))):
+            if coming:
+                engine.add(requests[coming.pop(0)])
+        for progress in engine.step():
+            assert progress.error is None
+            got[progress.id] += progress.tokens
+    for number, request in requests.items():
+        assert got[number] == served.expected(request, *asked[number]), number
