@@ -514,10 +514,11 @@ def _widths(rows: Sequence[Sequence[Sequence[str]]]) -> list[int]:
     return [max(len(line) for cell in column for line in cell) for column in zip(*rows, strict=True)]
 
 
-def emit_from_worker(level: str, file: str, line: int, message: str, instance: str, pid: int) -> None:
+def emit_from_worker(level: str, file: str, line: int, message: str, instance: str, pid: int, model: str = "") -> None:
     """Log a line from a model in its worker, with its ``instance``, process, and the model's file and line.
 
-    ``level`` is ``INFO``, ``WARNING``, ``ERROR`` or ``VERBOSE``; anything else counts as INFO.
+    ``level`` is ``INFO``, ``WARNING``, ``ERROR`` or ``VERBOSE``; anything else counts as INFO. The record has the name
+    of the ``model`` as an attribute.
     """
     number = _WORKER_LEVEL.get(level, logging.INFO)
     allowed = any(handler.settings.allows(number) for handler in _handlers) or current().allows(number)
@@ -526,6 +527,7 @@ def emit_from_worker(level: str, file: str, line: int, message: str, instance: s
         record.filename = f"{instance}/{record.filename}"
         record.process = pid
         record.fields = {"worker": instance, "file": file}
+        record.model = model
         LOGGER.handle(record)
 
 

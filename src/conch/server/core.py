@@ -39,6 +39,7 @@ from conch.server.models.polling import RepositoryPolling
 from conch.server.models.states import ModelTable
 from conch.server.models.version_loader import VersionLoader
 from conch.server.models.versions import ServingVersions
+from conch.server.overview import Overview
 from conch.server.regions import ClientRegions
 from conch.server.response_store import make_store
 from conch.telemetry import families
@@ -105,6 +106,7 @@ class InferenceServer:
             settings.model_load_retry_count,
         )
         self._lifecycle = Lifecycle(models)
+        self.overview = Overview(self._table)
         self._polling: RepositoryPolling | None = None
         if settings.model_control_mode == "poll":
             self._polling = RepositoryPolling(repository, self._lifecycle, settings.repository_poll_secs)

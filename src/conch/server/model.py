@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count
+from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final
 
@@ -129,6 +130,9 @@ class Model:
         self.identity = identity
         #: Files outside of the model's directory that it was loaded from.
         self.external: ExternalFiles = {}
+        #: The directory of the version, None if it has none, and the configuration as written, before its completion.
+        self.directory: Path | None = None
+        self.written_config = config
         self._step_models = step_models
         self.name: str = config.name
         self.namespace = namespace

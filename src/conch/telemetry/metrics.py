@@ -20,7 +20,14 @@ from conch.telemetry import families
 from conch.telemetry.custom import CustomMetrics
 from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, page, page_lines
 from conch.telemetry.families import Registered
-from conch.telemetry.statistics import FIRST_RESPONSE, Histogram, LatencyHistograms, ModelStatistics, Summaries
+from conch.telemetry.statistics import (
+    FINE_LATENCY_BUCKETS,
+    FIRST_RESPONSE,
+    Histogram,
+    LatencyHistograms,
+    ModelStatistics,
+    Summaries,
+)
 
 CPU_UTILIZATION: Final = Metric("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]")
 CPU_MEMORY_TOTAL: Final = Metric("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes")
@@ -169,19 +176,22 @@ class Registry:
     """The content of the metrics page.
 
     ``cpu`` and ``gpu`` enable gauges of the machine, which is read at most twice per ``interval_ms``, as in Triton.
-    ``cache`` is True if the server has a response cache.
+    ``cache`` is True if the server has a response cache. With ``latencies``, all models record the latencies of their
+    requests, which the page does not show.
     """
 
     def __init__(
         self,
         config: MetricsConfig = MetricsConfig(),
         *,
+        latencies: bool = False,
         cpu: bool = True,
         gpu: bool = True,
         cache: bool = True,
         interval_ms: float = 2000.0,
     ) -> None:
         self.config = config
+        self._latencies = latencies
         self._cache = cache
         #: Called before each page; work that it starts may affect only later pages.
         self.before_rendering: Callable[[], None] = lambda: None
@@ -212,6 +222,7 @@ class Registry:
             summaries=Summaries() if self.config.summary_latencies else None,
             latencies=LatencyHistograms(buckets) if histograms else None,
             first_response=first_response if histograms and decoupled else None,
+            fine_latency=Histogram(FINE_LATENCY_BUCKETS) if self._latencies else None,
         )
 
     def register(

@@ -64,6 +64,11 @@ class Histogram:
             self.count += count
         self.sum += sum
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of observations in each bucket; the last bucket has no upper bound."""
+        return tuple(self._counts)
+
     def cumulative(self) -> list[int]:
         """Return the number of observations up to each bound, followed by the total."""
         total = 0
@@ -111,6 +116,8 @@ REQUEST_BUCKETS: Final = (
 #: Tokens.
 LENGTH_BUCKETS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 COUNT_BUCKETS: Final = (1, 2, 5, 10, 20)
+#: Microseconds, from 20 µs to about 15 minutes; neighbours differ by 15 %, so that quantiles have an error below 8 %.
+FINE_LATENCY_BUCKETS: Final = tuple(20 * 1.15**step for step in range(127))
 
 
 class Generation:
@@ -361,9 +368,10 @@ class LatencyHistograms:
 class ModelStatistics:
     """The statistics of one model version; they start at zero with every load.
 
-    ``summaries``, ``latencies`` and ``first_response`` are set only if the server's configuration enables them;
-    ``clock`` returns nanoseconds since the epoch. The dispatcher sets ``queue``, whose length is the number of pending
-    requests; the loader sets ``load_ns``, and the memory ledger sets ``memory``.
+    ``summaries``, ``latencies``, ``first_response`` and ``fine_latency`` (µs, of successful requests) are set only if
+    the server's configuration enables them; ``clock`` returns nanoseconds since the epoch. The dispatcher sets
+    ``queue``, whose length is the number of pending requests; the loader sets ``load_ns``, and the memory ledger sets
+    ``memory``.
     """
 
     name: str
@@ -372,6 +380,7 @@ class ModelStatistics:
     summaries: Summaries | None = None
     latencies: LatencyHistograms | None = None
     first_response: Histogram | None = None
+    fine_latency: Histogram | None = None
     clock: Callable[[], int] = time_ns
     last_inference_ms: int = 0
     inference_count: int = 0
@@ -422,6 +431,8 @@ class ModelStatistics:
             self.latencies.request.observe(total_ns / 1_000_000)
             self.latencies.queue.observe(queue_ns / 1_000_000)
             self.latencies.compute.observe(infer_ns / 1_000_000)
+        if self.fine_latency is not None:
+            self.fine_latency.observe(total_ns / 1000)
         if self.summaries is not None:
             self.summaries.request.observe(total_ns // 1000)
             self.summaries.queue.observe(queue_ns // 1000)
@@ -439,6 +450,8 @@ class ModelStatistics:
         if self.latencies is not None:
             self.latencies.request.observe(total_ns / 1_000_000)
             self.latencies.queue.observe(queue_ns / 1_000_000)
+        if self.fine_latency is not None:
+            self.fine_latency.observe(total_ns / 1000)
         if self.summaries is not None:
             self.summaries.queue.observe(queue_ns // 1000)
             self.summaries.cache_hit.observe(lookup_ns // 1000)

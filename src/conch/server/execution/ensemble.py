@@ -22,6 +22,7 @@ from conch.core.inference import (
     InferResponse,
     ModelSignature,
     ParameterValue,
+    Timings,
 )
 from conch.core.tensors import WireTensor
 from conch.machine import logs
@@ -50,6 +51,29 @@ class Step:
     outputs: Mapping[str, str]
 
 
+@dataclass(slots=True)
+class StepTimes:
+    """The number of requests to the model of a step, how many of them failed, and their total durations (ns).
+
+    ``total_ns`` is from a request's arrival at the model to its last response; ``queue_ns`` and ``compute_ns`` are
+    parts of it.
+    """
+
+    count: int = 0
+    failed: int = 0
+    total_ns: int = 0
+    queue_ns: int = 0
+    compute_ns: int = 0
+
+    def add(self, times: Timings, *, failed: bool) -> None:
+        """Add a request that has ended now."""
+        self.count += 1
+        self.failed += failed
+        self.total_ns += monotonic_ns() - times.arrived
+        self.queue_ns += max(times.started - times.queued, 0) if times.queued else 0
+        self.compute_ns += times.compute_input + times.compute_infer + times.compute_output
+
+
 class Ensemble(Executor):
     """The executor of an ensemble; the server checks that the models of its steps are ready.
 
@@ -66,12 +90,18 @@ class Ensemble(Executor):
     ) -> None:
         self.signature = signature
         self.steps = steps
+        #: The times of each step, over the life of this ensemble.
+        self.step_times = [StepTimes() for _ in steps]
         self.find = find
         self.max_inflight_requests = max_inflight_requests
         self._writers = {tensor: step for step in range(len(steps)) for tensor in steps[step].outputs.values()}
         # Precomputed, because most requests want all outputs.
         self._all_outputs = tuple(signature.outputs)
         self._all_needed = self._needed_steps(self._all_outputs)
+
+    def step_counts(self) -> tuple[int, int]:
+        """Return the number of ended requests of all steps, and how many of them failed."""
+        return sum(times.count for times in self.step_times), sum(times.failed for times in self.step_times)
 
     def submit(self, request: InferRequest) -> None:
         """Start a request."""
@@ -249,6 +279,7 @@ class _Run:
         if response.final:
             self._in_flight.pop(request.serial, None)
             self._add_times(request)
+            self._ensemble.step_times[index].add(request.times, failed=response.error is not None)
             self._running[index] -= 1
             if self._limit and self._waiting[index] and not self._request.finished and response.error is None:
                 self._start(index, self._waiting[index].popleft())

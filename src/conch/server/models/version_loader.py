@@ -146,6 +146,7 @@ class VersionLoader:
         else:
             model = await self._load_workers(files, version, config, on_stalled)
         model.statistics.load_ns = monotonic_ns() - start
+        model.directory, model.written_config = files.version_directory(version), files.config
         return model
 
     async def _load_workers(

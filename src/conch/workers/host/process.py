@@ -75,19 +75,19 @@ class WorkerLog:
         self._lines = 0
         self._prompting = False
 
-    def line(self, text: str, name: str, pid: int) -> None:
+    def line(self, text: str, name: str, pid: int, model: str) -> None:
         """Log a line that the model, or a program that it started, wrote to standard output or error."""
         self._lines += 1
-        logs.emit_from_worker("INFO", "output", self._lines, text, name, pid)
+        logs.emit_from_worker("INFO", "output", self._lines, text, name, pid, model)
 
-    def message(self, header: dict[str, Any], logged: set[str], name: str, pid: int) -> None:
+    def message(self, header: dict[str, Any], logged: set[str], name: str, pid: int, model: str) -> None:
         """Log a message; skip one that is marked ``once`` and already in ``logged``, and otherwise add it there."""
         text = header["message"]
         if header.get("once"):
             if text in logged:
                 return
             logged.add(text)
-        logs.emit_from_worker(header["level"], header["file"], header["line"], text, name, pid)
+        logs.emit_from_worker(header["level"], header["file"], header["line"], text, name, pid, model)
 
     def at_prompt(self, opened: bool) -> None:
         """Hold log lines while a debugger prompt is open at the terminal; write them when it closes."""
@@ -357,7 +357,7 @@ class WorkerProcess:
         await self._ended.wait()
 
     def _printed(self, line: str) -> None:
-        self._worker_log.line(line, self.name, self.pid)
+        self._worker_log.line(line, self.name, self.pid, self.model)
 
     def _received(self, frames: list[Frame]) -> None:
         for frame in frames:
@@ -384,7 +384,7 @@ class WorkerProcess:
                 if self.on_prepared is not None:
                     self.on_prepared()
             elif op == "log":
-                self._worker_log.message(header, self.said, self.name, self.pid)
+                self._worker_log.message(header, self.said, self.name, self.pid, self.model)
             elif op == "prompt":
                 self._worker_log.at_prompt(header["open"])
             elif op == "heartbeat":
