@@ -9,6 +9,8 @@
 # make test-vllm                  the engine vllm on the real vLLM, on a CPU
 # make test-monitoring            the Prometheus rules, with promtool (Debian's package prometheus)
 # make test-clients               the clients of retrieval: Cohere, LangChain, LlamaIndex, Haystack
+# make test-console               the console in a browser, and whether its built files match the source
+# make console                    builds the console, with npm
 # make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
 # make simulate                   random programs on a simulated server for ten minutes: make simulate SECONDS=60
 # make check                      format, lint, types and import layers
@@ -48,11 +50,11 @@ MODELS_PART := $(MODELS)
 UNIT_PART := tests/unit tests/fuzz $(call ignore,$(MEASURING) $(MODELS))
 DEPLOY_PART := tests/deploy
 LAST_PART := $(BENCHMARKS) \
-	$(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostile deploy llamacpp vllm clients __pycache__),$(wildcard tests/*/))
+	$(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostile deploy llamacpp vllm clients console __pycache__),$(wildcard tests/*/))
 
 CYCLES ?= 1000
 
-.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients test-monitoring announce fuzz simulate check bench soak docs docs-serve site-pages wheel
+.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients test-monitoring console test-console announce fuzz simulate check bench soak docs docs-serve site-pages wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -66,7 +68,7 @@ else
 endif
 
 test-slow: announce $(STAMPS)/engines
-	$(BIN)/pytest tests -m slow --ignore=tests/llamacpp --ignore=tests/vllm --ignore=tests/clients $(ARGS)
+	$(BIN)/pytest tests -m slow --ignore=tests/llamacpp --ignore=tests/vllm --ignore=tests/clients --ignore=tests/console $(ARGS)
 
 # Parts of about the same length; the first one mostly waits and runs beside the others.
 FAST_WAITING := tests/unit/measure/perf
@@ -106,6 +108,22 @@ test-clients:
 test-monitoring:
 	promtool check rules deploy/monitoring/rules.yaml
 	promtool test rules deploy/monitoring/rules_test.yaml
+
+console: console/node_modules
+	npm --prefix console run check
+	npm --prefix console run build
+
+# The build goes to another folder, so that a difference is seen and not removed.
+test-console: $(STAMPS)/dev console/node_modules
+	npm --prefix console run check
+	npm --prefix console test
+	npm --prefix console run build -- --outDir ../build/console --logLevel error
+	diff -r build/console src/conch/frontends/http/console/static
+	$(BIN)/pytest tests/console $(ARGS)
+
+console/node_modules: console/package-lock.json
+	npm --prefix console ci
+	@touch $@
 
 # Guided by coverage where atheris can be installed, which is not for every Python.
 FUZZ_SECONDS ?= 3600

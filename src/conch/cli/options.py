@@ -70,7 +70,7 @@ def click_option(option: Option) -> click.Option:
     """Return the parameter of click for an option. An option with its own reader gets texts and no default."""
     declared: dict[str, Any] = {"help": option.description}
     if option.switch:
-        declared |= {"is_flag": True, "default": bool(option.default)}
+        declared |= {"is_flag": True, "default": None if option.default is None else bool(option.default)}
     else:
         declared |= {
             "multiple": option.repeatable, "metavar": option.placeholder, "shell_complete": completer(option.values),

@@ -28,7 +28,7 @@ def serve(arguments: tuple[str, ...], **options: Any) -> int:
     of_model = {name: value for name in MODEL_OPTIONS if (value := options.pop(name))}
     texts: dict[str, Sequence[str]] = dict(platform_defaults(os.environ))
     for name, value in options.items():
-        if value not in (None, (), False):
+        if value not in (None, ()) and (value is not False or OPTIONS[name.replace("_", "-")].default is None):
             texts[name.replace("_", "-")] = value if isinstance(value, tuple) else (str(value),)
     if arguments:
         return _serve_one(arguments[0], of_model, texts)

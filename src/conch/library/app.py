@@ -21,7 +21,9 @@ from conch.backends.table import BACKENDS
 from conch.core.errors import Code, ConchError, internal, invalid
 from conch.frontends import exposure
 from conch.frontends.api_keys import ApiKeys
+from conch.frontends.exposure import is_local
 from conch.frontends.grpc.server import GrpcFrontend
+from conch.frontends.http.console.routes import Console
 from conch.frontends.http.platforms import (
     OciDataScience,
     Platform,
@@ -187,8 +189,11 @@ class Application:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.addresses: dict[str, tuple[str, int]] = {}
+        has_console = settings.console if settings.console is not None else is_local(settings.http_address)
+        has_console &= settings.allow_http
         registry = Registry(
             MetricsConfig.parse(by_scope(settings.metrics_config).get("", {})),
+            latencies=has_console,
             cpu=settings.allow_cpu_metrics,
             gpu=settings.allow_gpu_metrics,
             cache=bool(settings.cache_config),
@@ -213,6 +218,7 @@ class Application:
         registry.add(limits.budget.families)
         registry.add(limits.counts.families)
         self._offloader = Offloader(settings.offload_memory, settings.offload_timeout_secs, limits.budget)
+        self._console = Console(self.server, limits.lister) if has_console else None
         self._front_ends = self._make_front_ends(registry, limits)
         self._services: list[str] = []
         self._heap = heap_trimmer()
@@ -226,6 +232,7 @@ class Application:
         tls = make_context(settings, "http")
         router = partial(Router, server, offloader, limits.lister)
         keys = ApiKeys.read(settings.api_key_file, os.environ)
+        http = router(keys=keys, further=self._console.endpoints if self._console is not None else ())
 
         def platform_listener(adapter: Platform, further: Iterable[HttpEndpoint] = ()) -> HttpListener:
             models = router(further=further, address=settings.platform_address)
@@ -233,7 +240,7 @@ class Application:
 
         makers: dict[str, Callable[[], HttpListener | GrpcFrontend]] = {
             "grpc": lambda: GrpcFrontend(server, settings, limits, offloader, keys),
-            "http": lambda: HttpListener(router(keys=keys), limits, reuse_port=settings.reuse_http_port, ssl=tls),
+            "http": lambda: HttpListener(http, limits, reuse_port=settings.reuse_http_port, ssl=tls),
             "openai": lambda: HttpListener(router(openai_only=True, keys=keys), limits, ssl=tls),
             "sagemaker": lambda: platform_listener(
                 SageMaker(os.environ, server.repository.registered), SageMakerModels(server).endpoints
@@ -265,6 +272,8 @@ class Application:
                 self._services.append(f"{listener.service} at {host}:{port}")
         if taken:
             raise internal("; ".join(taken))
+        if self._console is not None:
+            self._console.start()
         if self._services:
             LOG.info("Listening; not ready until the models are loaded: %s", ", ".join(self._services))
 
@@ -290,6 +299,8 @@ class Application:
 
     async def stop(self, seconds: float) -> bool:
         """Refuse connections, finish requests, unload models and close; False if that takes longer than ``seconds``."""
+        if self._console is not None:
+            await self._console.close()
         self.server.repository.close()
         for front_end in self._front_ends.values():
             if isinstance(front_end, HttpListener):  # gRPC clients still get responses: UNAVAILABLE

@@ -218,6 +218,10 @@ class Settings:
         "* for any; repeatable.",
         read=triton_values.origin,
     )
+    console: bool | None = option(
+        None, "HTTP", "Serve the console at /console of the HTTP port; by default only if that listens on loopback.",
+        flags=("--console/--no-console",), switch=True,
+    )
     http_max_input_size: Count = option(64 << 20, "HTTP", "Largest JSON body or decompressed body, in bytes.")
 
     response_store_bytes: Number = option(

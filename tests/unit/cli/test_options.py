@@ -71,6 +71,10 @@ def test_auto_complete_is_disabled_by_a_bare_flag(started: list[Settings]) -> No
     assert serve(started, "--strict-model-config=true").disable_auto_complete_config
 
 
+def test_switch_without_a_default_may_be_turned_on_and_off(started: list[Settings]) -> None:
+    assert [serve(started, *words).console for words in ([], ["--console"], ["--no-console"])] == [None, True, False]
+
+
 def test_modes_in_any_case(started: list[Settings]) -> None:
     settings = serve(started, "--model-control-mode=EXPLICIT", "--rate-limit=Execution_Count", "--log-format=ISO8601")
     assert (settings.model_control_mode, settings.rate_limit, settings.log_format) == (
@@ -210,7 +214,7 @@ def test_every_option_has_a_parser() -> None:
 
 def test_default_of_every_scalar_option_is_a_value_that_it_takes() -> None:
     for flag, option in OPTIONS.items():
-        if not option.repeatable and option.default != "":
+        if not option.repeatable and option.default not in ("", None):
             assert parse({flag: [str(option.default)]}) == Settings(), flag
 
 

@@ -435,6 +435,8 @@ def _arguments(match: re.Match[str]) -> tuple[Any, ...]:
         return unquote(groups["model"]), _version(groups["version"])
     if "traced" in groups:
         return (unquote(groups["traced"]),)
+    if "file" in groups:
+        return (groups["file"],)
     if "id" in groups:
         return (unquote(groups["id"]),)
     if "target" in groups:
