@@ -196,7 +196,7 @@ $(STAMPS)/venv:
 # One call of pip for all: each resolves the versions of everything anew.
 $(STAMPS)/engines: $(STAMPS)/dev
 	@echo "Installing PyTorch, transformers, the engines, and what models, tools and examples need ..."
-	@$(PIP) -e ".[analyze,audio,convert,demo,image,lora,media,opentelemetry,ray,structured]" sentence-transformers qdrant-client
+	@$(PIP) -e ".[analyze,audio,convert,demo,image,lora,media,opentelemetry,ray,structured,terminal]" sentence-transformers qdrant-client
 	$(install-models)
 	@touch $(STAMPS)/models $@
 

@@ -30,6 +30,7 @@ COMMANDS: Final = {
         "analyze_command",
         "Find the best configuration of models: measure candidates and rank them.",
     ),
+    "top": ("conch.cli.top", "top_command", "Show the models of a running server in the terminal."),
     "deploy": ("conch.cli.deploy", "deploy_command", "Write the files for serving a repository on a managed platform."),
     "request": (
         "conch.cli.request",

@@ -71,6 +71,7 @@ PACKAGES: dict[str, Package] = {
     "altair": Package("altair", ("report",), "5.5"),
     "vl_convert": Package("vl-convert-python", ("report",), "1.7"),
     "optuna": Package("optuna", ("analyze",), "4"),
+    "textual": Package("textual", ("terminal",), "8"),
     "ray": Package("ray[serve]", ("ray",), "2.60"),
     "redis": Package("redis", ("redis",), "5"),
     "fsspec": Package("fsspec", ("stores",), "2025.3"),

@@ -1,0 +1,1 @@
+"""``conch top``: the models of a running server in a terminal, read from its metrics page and repository index."""
