@@ -245,8 +245,9 @@ def read_chat(fields: Fields) -> ChatRequest:
     streaming = read_stream(fields)
     sampling, members = read_sampling(fields)
     if tools.schema is not None:
-        if "structured_outputs" in sampling:
-            raise ApiError("'tool_choice' cannot be combined with 'response_format'", "tool_choice")
+        # A call has no content that a response_format could apply to.
+        if members.get("structured_outputs", "response_format") != "response_format":
+            raise ApiError(f"'tool_choice' cannot be combined with '{members['structured_outputs']}'", "tool_choice")
         sampling["structured_outputs"] = {"json": tools.schema}
         members["structured_outputs"] = "tools"
     logprobs = _logprobs(fields)

@@ -30,7 +30,7 @@ def response(**members: Any) -> GenerationResponse:
     return replace(chat.plan, output_format=THINKS).answer("m")
 
 
-def events(text: str, **members: Any) -> list[Any]:
+def events(text: str, /, **members: Any) -> list[Any]:
     """The events of a stream of a text, a character at a time."""
     streamed = response(stream=True, **members)
     data = b"".join([streamed.events(0, ChoiceDelta(character, tokens=1), last=False) for character in text])
@@ -150,3 +150,25 @@ def test_turns_become_messages() -> None:
     assert messages[1]["reasoning_content"] == "x"
     assert [call["id"] for call in messages[1]["tool_calls"]] == ["1", "2"]
     assert messages[4]["reasoning_content"] == "y"
+
+
+def test_functions_in_namespaces_are_called_by_their_own_names() -> None:
+    tools = [TOOL, {"type": "namespace", "name": "agents", "description": "a", "tools": [{**TOOL, "name": "g"}]}]
+    call = CALL.replace('"f"', '"g"')
+    found = events(call + CALL, tools=tools)
+    for item in (found[-1].response.output[0], next(event.item for event in found if "item.done" in event.type)):
+        assert (item.name, item.namespace) == ("g", "agents")
+    assert found[-1].response.output[1].namespace is None
+    with pytest.raises(ConchError, match="two functions called 'f'"):
+        response(tools=[*tools, {"type": "namespace", "name": "other", "tools": [TOOL]}])
+    with pytest.raises(ConchError, match=r"'tools\[0\].tools\[0\].type'"):
+        response(tools=[{"type": "namespace", "name": "a", "tools": [{"type": "custom", "name": "g"}]}])
+
+
+def test_forced_call_has_no_content_for_a_format() -> None:
+    form = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "string"}}}
+    forced = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}}
+    (call,) = events('{"a": 1}', text=form, **forced)[-1].response.output
+    assert (call.name, call.arguments) == ("f", '{"a":1}')
+    with pytest.raises(ConchError, match="'tool_choice' cannot be combined with 'structured_outputs'"):
+        response(**forced, structured_outputs={"regex": "a"})

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import orjson
 
+from conch.core.errors import clipped
 from conch.wire.openai.chat import TEMPLATE_VALUES, ChatRequest
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.responses.items import Item, chat_messages
@@ -30,8 +31,8 @@ _REFUSED: Final = (
     "access_programs", "background_options", "context_management", "conversation", "image", "moderation", "prompt",
 )  # fmt: skip
 _IGNORED: Final = (
-    "max_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
-    "service_tier",
+    "client_metadata", "max_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "service_tier",
 )  # fmt: skip
 _SUMMARIES: Final = (None, "auto", "concise", "detailed")
 #: Maximum number of entries of ``metadata``, and maximum lengths of their names and values (characters), as at OpenAI.
@@ -61,7 +62,7 @@ def read_responses(members: Fields, *, previous: str | None, items: list[Item]) 
     }
     tools = members.array("tools")
     choice = members.take("tool_choice")
-    chat["tools"] = _chat_tools(tools or [])
+    chat["tools"], namespaces = _chat_tools(tools or [])
     chat["tool_choice"], chat["tools"] = _chat_choice(choice, chat["tools"])
     parallel = members.flag("parallel_tool_calls", True)
     if chat["tools"]:
@@ -109,11 +110,32 @@ def read_responses(members: Fields, *, previous: str | None, items: list[Item]) 
     members.ignore(*_IGNORED)
     members.finish()
     stored = orjson.dumps(items) if store else None
-    return read_translated(chat, _NAMES, ResponsesForm(echo=orjson.dumps(echo), items=stored, summary=summary))
+    form = ResponsesForm(echo=orjson.dumps(echo), items=stored, summary=summary, namespaces=namespaces)
+    return read_translated(chat, _NAMES, form)
 
 
-def _chat_tools(tools: list[Any]) -> list[dict[str, Any]]:
-    return [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+def _chat_tools(tools: list[Any]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the tools of a chat, and the namespaces of functions that have one, by the names of the functions."""
+    functions: list[dict[str, Any]] = []
+    namespaces: dict[str, str] = {}
+    for index, tool in enumerate(tools):
+        path = f"tools[{index}]"
+        if type(tool) is not dict or tool.get("type") != "namespace":
+            functions.append(_chat_tool(tool, path))
+            continue
+        members = Fields(tool, path)
+        members.ignore("type", "description")
+        name = members.required_text("name")
+        inner = members.array("tools") or []
+        members.finish()
+        for number, function in enumerate(inner):
+            functions.append(_chat_tool(function, f"{path}.tools[{number}]"))
+            namespaces[functions[-1]["function"]["name"]] = name
+    names = [function["function"]["name"] for function in functions]
+    twice = next((name for name in namespaces if names.count(name) > 1), None)
+    if twice is not None:
+        raise ApiError(f"'tools' has two functions called '{clipped(twice)}': the model cannot choose one", "tools")
+    return functions, namespaces
 
 
 def _chat_tool(tool: Any, path: str) -> dict[str, Any]:

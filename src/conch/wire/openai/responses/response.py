@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import time
 from typing import Any, Final
@@ -24,12 +25,13 @@ class ResponsesForm:
     """``echo`` has the members of the request that the response repeats (JSON object).
 
     ``items`` are the input and the items of the responses that it continues (JSON array), None if the response is not
-    stored. ``summary``: the reasoning is sent as its summary.
+    stored. ``summary``: the reasoning is sent as its summary. ``namespaces`` has those of functions, by their names.
     """
 
     echo: Buffer
     items: Buffer | None
     summary: bool
+    namespaces: Mapping[str, str]
 
     def answer(self, plan: ChatPlan, model: str) -> ResponsesResponse:
         return ResponsesResponse(plan, model, self)
@@ -157,7 +159,9 @@ class ResponsesResponse(ConversationResponse):
 
     def _start_call(self, call: ToolCallStart) -> None:
         self._end_item("completed")
-        self._add_item("function_call", call_id=call.id, name=call.name, arguments="")
+        namespace = self._form.namespaces.get(call.name)
+        named = {} if namespace is None else {"namespace": namespace}
+        self._add_item("function_call", call_id=call.id, name=call.name, arguments="", **named)
 
     def _add_arguments(self, text: str) -> None:
         self._text.append(text)
