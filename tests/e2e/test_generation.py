@@ -170,7 +170,7 @@ def test_log_probabilities_of_the_prompt_are_refused_by_an_engine_without_them(s
     reply = generate(server, text_input="I am", sampling_parameters='{"prompt_logprobs": 2}')
     assert (reply.status, reply.error) == (
         501,
-        "engine 'transformers' does not have log-probabilities of the prompt",
+        "engine 'transformers' does not have log-probabilities of the prompt; llamacpp, openvino and vllm do",
     )
 
 

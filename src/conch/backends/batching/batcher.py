@@ -39,6 +39,7 @@ from conch.backends.generation.engine import (
     Progress,
     TokenLogprobs,
 )
+from conch.backends.generation.features import BATCHER_FEATURES
 from conch.backends.generation.lora import LoraWeights
 from conch.core.errors import invalid, unavailable
 from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature
@@ -52,13 +53,6 @@ INVARIANT_CHUNK: Final = 128
 SCORED_CHUNK: Final = 128
 #: The maximum number of proposed tokens in a step, which limits the memory of their logits.
 CHECKED_TOKENS: Final = 256
-_FEATURES: Final = frozenset(
-    {
-        *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.MIN_P, Feature.SEED),
-        Feature.REPETITION,
-        *(Feature.PENALTIES, Feature.MIN_TOKENS, Feature.BAD_WORDS, Feature.LOGIT_BIAS),
-    }
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -154,16 +148,16 @@ class InFlightBatcher(GenerationEngine):
             self._proposer = self._open_proposer(decoder, spec, draft)
             self.max_sequences = min(self.max_sequences, draft.slots if draft is not None else self.max_sequences)
         self._lookahead = lookahead_limit(spec)
-        self.features = _FEATURES
-        if decoder.rewinds:
-            self.features |= {Feature.BEAMS}
+        self.features = BATCHER_FEATURES
+        if not decoder.rewinds:
+            self.features -= {Feature.BEAMS}
         self.loads_adapters = decoder.loads_adapters
-        if self.adapters or spec.adapter_folders:
-            self.features |= {Feature.LORA}
+        if not self.adapters and not spec.adapter_folders:
+            self.features -= {Feature.LORA}
         self._grammars = grammar_compiler(spec, self.vocabulary)
-        if self._grammars is not None:
-            self.features |= STRUCTURED_OUTPUTS
-        elif find_spec("llguidance") is None:
+        if self._grammars is None:
+            self.features -= STRUCTURED_OUTPUTS
+        if self._grammars is None and find_spec("llguidance") is None:
             self.lacking = STRUCTURED_OUTPUTS
         self._eos_ids = frozenset(spec.eos_ids)
         limit = min(spec.max_batched_tokens or decoder.batched_tokens, decoder.batched_tokens)

@@ -23,7 +23,6 @@ from conch.core.errors import ConchError, invalid, not_found, unsupported
 CACHE_BYTES: Final = 1 << 30
 MAX_RANK: Final = 256
 #: The engines that load adapters at run time.
-ENGINES: Final = ("openvino", "transformers")
 
 Done = Callable[[ConchError | None], None]
 

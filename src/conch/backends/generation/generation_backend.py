@@ -15,9 +15,10 @@ from typing import Any, Final, Protocol
 
 from conch.backends.base.arrays import Request
 from conch.backends.base.backend_base import BackendBase, quiet_libraries, versioned
-from conch.backends.generation.adapters import CACHE_BYTES, ENGINES, MAX_RANK
+from conch.backends.generation.adapters import CACHE_BYTES, MAX_RANK
 from conch.backends.generation.compilation import COMPILE_SECONDS
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
+from conch.backends.generation.features import INVARIANT_ENGINES, RUN_TIME_ADAPTER_ENGINES, listed
 from conch.backends.generation.gguf_check import NOT_CHECKED, verify_gguf
 from conch.backends.generation.media import MediaSpec
 from conch.backends.generation.options import engine_spec, library_arguments
@@ -52,15 +53,17 @@ def open_engine(name: str, spec: EngineSpec) -> GenerationEngine:
     Raises INVALID_ARG for a model that the engine cannot load, and UNSUPPORTED if its library is not installed.
     """
     module: Any = import_module(f"conch.backends.engines.{name}")
-    if spec.adapter_folders and name not in ENGINES:
+    if spec.adapter_folders and name not in RUN_TIME_ADAPTER_ENGINES:
         raise invalid(
             f"engine '{name}' does not load LoRA adapters at run time (parameter 'lora_folders'): the engines "
-            f"{' and '.join(ENGINES)} do"
+            f"{listed(RUN_TIME_ADAPTER_ENGINES)} do"
         )
     engine: GenerationEngine = module.open(spec)
     if spec.batch_invariant and not engine.batch_invariant:
         engine.close()
-        raise invalid(f"parameter 'batch_invariant' is not supported by engine '{name}'")
+        raise invalid(
+            f"parameter 'batch_invariant' is not supported by engine '{name}'; {listed(INVARIANT_ENGINES)} support it"
+        )
     return engine
 
 

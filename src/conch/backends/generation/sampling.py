@@ -12,8 +12,9 @@ from math import isclose
 from typing import Any, Final
 
 from conch.backends.generation.engine import GenerationEngine
+from conch.backends.generation.features import engines_with, listed
 from conch.core.errors import Code, ConchError, did_you_mean, invalid, unsupported
-from conch.core.sampling.parameters import IGNORED, NAMES, REFUSED, SamplingParams
+from conch.core.sampling.parameters import IGNORED, NAMES, REFUSED, Feature, SamplingParams
 from conch.core.sampling.structures import parsed
 
 #: Minimum similarity (``difflib`` ratio) of an unknown name and a suggested one.
@@ -288,8 +289,15 @@ class Limits:
             raise UnknownAdapter(sampling.lora_name, self.engine.adapters)
         for feature, parameter in sampling.features().items():
             if feature not in self.engine.features:
-                cause = ": a library for it is not installed" if feature in self.engine.lacking else ""
-                raise unsupported(f"engine '{self.engine.name}' does not have {feature.value}{cause}", param=parameter)
+                raise unsupported(f"engine '{self.engine.name}' {self._lack(feature)}", param=parameter)
+
+    def _lack(self, feature: Feature) -> str:
+        """Return why the engine does not have a feature, and which ones have it."""
+        missing = f"does not have {feature.value}"
+        if feature in self.engine.lacking:
+            return f"{missing}: a library for it is not installed"
+        engines = engines_with(feature)
+        return f"{missing} for this model" if self.engine.name in engines else f"{missing}; {listed(engines)} do"
 
     def check_token_ids(self, name: str, ids: Iterable[int], param: str | None = None) -> None:
         """Raise INVALID_ARG for token ids outside of the vocabulary; ``name`` denotes ``ids`` in the message."""

@@ -128,7 +128,10 @@ class VllmBackend(TextBackend):
             return others
         others.pop("enable_lora", None)
         if any(others.get(name) for name in _SPECULATIVE):
-            raise invalid(f"speculative decoding is not supported by engine '{engine}'")
+            raise invalid(
+                f"speculative decoding is not supported by engine '{engine}' with vLLM's arguments: install vLLM, or "
+                "use parameter 'speculative_method' on the engines llamacpp and openvino"
+            )
         if self._checkpoint.options.engine == "auto":
             self.warn_of(
                 f"vLLM is not installed here ({extras.command_for('vllm')}), so engine '{engine}' serves the model"

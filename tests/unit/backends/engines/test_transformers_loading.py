@@ -66,7 +66,9 @@ def test_what_cannot_be_loaded_is_refused_in_one_sentence(tmp_path: Path) -> Non
 def test_speculative_decoding_is_refused(folder: Path) -> None:
     error = refusal(folder, speculative="ngram")
     assert error.code is Code.INVALID_ARG
-    assert error.message == "speculative decoding is not supported by engine 'transformers'"
+    assert error.message == (
+        "speculative decoding is not supported by engine 'transformers'; llamacpp, openvino and vllm support it"
+    )
 
 
 def test_arguments_go_to_transformers(folder: Path) -> None:

@@ -6,6 +6,7 @@ torch and transformers are imported when ``open`` is called, in a worker.
 from __future__ import annotations
 
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
+from conch.backends.generation.features import SPECULATIVE_ENGINES, listed
 from conch.core.errors import invalid
 from conch.machine import extras
 
@@ -16,7 +17,9 @@ def open(spec: EngineSpec) -> GenerationEngine:
     Raises INVALID_ARG for a model that cannot be loaded, UNSUPPORTED if torch or transformers is not installed.
     """
     if spec.speculative:
-        raise invalid("speculative decoding is not supported by engine 'transformers'")
+        raise invalid(
+            f"speculative decoding is not supported by engine 'transformers'; {listed(SPECULATIVE_ENGINES)} support it"
+        )
     extras.require("engine 'transformers'", "torch", "transformers", *(("gguf",) if spec.gguf is not None else ()))
     if spec.adapters:
         extras.require("engine 'transformers' with LoRA adapters", "peft")

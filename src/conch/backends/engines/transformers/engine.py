@@ -40,6 +40,7 @@ from conch.backends.generation.engine import (
     Progress,
     kv_token_bytes,
 )
+from conch.backends.generation.features import ENGINE_FEATURES
 from conch.backends.generation.lora import LoraWeights
 from conch.backends.generation.media import MediaSpec
 from conch.core.errors import ConchError, invalid, one_line
@@ -96,12 +97,6 @@ def _plain(model: Any) -> Iterator[None]:
         model.generation_config = kept
 
 
-_ALWAYS: Final = frozenset(
-    {
-        *(Feature.BEAMS, Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION),
-        *(Feature.PENALTIES, Feature.MIN_TOKENS, Feature.BAD_WORDS, Feature.LOGIT_BIAS),
-    }
-)
 #: The maximum size of cached prefixes in bytes.
 _PREFIXES: Final = 1 << 30
 
@@ -125,11 +120,13 @@ class TransformersEngine(GenerationEngine):
         self.token_bytes = kv_token_bytes(config.to_dict(), self._network.model.dtype.itemsize)
         self.max_sequences = spec.max_sequences or (32 if spec.device == "cpu" else 64)
         self.adapters = tuple(spec.adapters)
-        self.features = _ALWAYS | ({Feature.LORA} if spec.adapters or spec.adapter_folders else frozenset())
+        self.features = ENGINE_FEATURES[self.name]
+        if not spec.adapters and not spec.adapter_folders:
+            self.features -= {Feature.LORA}
         self._grammars = grammar_compiler(spec, self.vocabulary)
-        if self._grammars is not None:
-            self.features |= STRUCTURED_OUTPUTS
-        elif find_spec("llguidance") is None:
+        if self._grammars is None:
+            self.features -= STRUCTURED_OUTPUTS
+        if self._grammars is None and find_spec("llguidance") is None:
             self.lacking = STRUCTURED_OUTPUTS
         self._eos_ids = frozenset(spec.eos_ids)
         self._budget = StepBudget(spec.max_batched_tokens or (256 if spec.device == "cpu" else 2048))

@@ -27,16 +27,12 @@ from conch.backends.generation.engine import (
     TokenLogprobs,
     kv_token_bytes,
 )
+from conch.backends.generation.features import ENGINE_FEATURES
 from conch.backends.generation.service import BROKEN
 from conch.core.errors import ConchError, internal, invalid, one_line
-from conch.core.sampling.parameters import NAMES, STRUCTURED_OUTPUTS, Feature, SamplingParams
+from conch.core.sampling.parameters import NAMES, Feature, SamplingParams
 from conch.core.sampling.structures import Structure
 
-_FEATURES: Final = STRUCTURED_OUTPUTS | {
-    *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.PROMPT_LOGPROBS, Feature.MIN_P, Feature.SEED),
-    Feature.REPETITION,
-    *(Feature.PENALTIES, Feature.MIN_TOKENS, Feature.BAD_WORDS, Feature.LOGIT_BIAS),
-}
 #: Arguments with which vLLM computes something else than the checkpoint does in transformers.
 _CHANGING: Final = (
     "hf_overrides", "kv_cache_dtype", "load_format", "logits_processors", "logprobs_mode", "model_class_overrides",
@@ -76,7 +72,7 @@ class VllmEngine(GenerationEngine):
         self.cache_tokens = self.block_tokens * int(config.cache_config.num_gpu_blocks or 0)
         self.token_bytes = kv_token_bytes(spec.config, 4 if self.precision == "float32" else 2)
         self.adapters = tuple(spec.adapters)
-        self.features = _FEATURES | ({Feature.LORA} if self.adapters else frozenset())
+        self.features = ENGINE_FEATURES[self.name] - (frozenset() if self.adapters else {Feature.LORA})
         self._adapters = {
             name: _lora_request(name, number, path) for number, (name, path) in enumerate(spec.adapters.items(), 1)
         }
