@@ -8,7 +8,7 @@
 # make test-llamacpp              the engine llamacpp on the real llama.cpp, which it compiles first
 # make test-vllm                  the engine vllm on the real vLLM, on a CPU
 # make test-monitoring            the Prometheus rules, with promtool (Debian's package prometheus)
-# make test-clients               the clients of retrieval: Cohere, LangChain, LlamaIndex, Haystack
+# make test-clients               the clients of docs/clients.md, for Python and Node, which it installs first
 # make test-console               the console in a browser, and whether its built files match the source
 # make console                    builds the console, with npm
 # make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
@@ -49,7 +49,7 @@ SERVER_PART := tests/e2e $(call ignore,$(MEASURING) $(TEXTS) $(BENCHMARKS))
 MODELS_PART := $(MODELS)
 UNIT_PART := tests/unit tests/fuzz $(call ignore,$(MEASURING) $(MODELS))
 DEPLOY_PART := tests/deploy
-LAST_PART := $(BENCHMARKS) \
+LAST_PART := $(BENCHMARKS) $(patsubst %,tests/clients/test_%.py,openai anthropic huggingface_hub) \
 	$(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostile deploy llamacpp vllm clients console __pycache__),$(wildcard tests/*/))
 
 CYCLES ?= 1000
@@ -100,10 +100,11 @@ test-vllm:
 	$(MAKE) .venv-vllm/stamps/vllm VENV=.venv-vllm CONSTRAINTS=constraints-newest.txt
 	.venv-vllm/bin/pytest tests/vllm $(ARGS)
 
-# The clients have many packages that nothing else needs: an environment of their own.
+# The clients have many packages that nothing else needs: an environment of their own.  Tests that pass are recorded for
+# docs/clients.md.
 test-clients:
 	$(MAKE) .venv-clients/stamps/clients VENV=.venv-clients CONSTRAINTS=constraints-newest.txt
-	.venv-clients/bin/pytest tests/clients $(ARGS)
+	RECORD_CLIENTS=1 .venv-clients/bin/pytest tests/clients $(ARGS)
 
 test-monitoring:
 	promtool check rules deploy/monitoring/rules.yaml
@@ -210,11 +211,19 @@ $(STAMPS)/llamacpp: $(STAMPS)/models
 	@CMAKE_ARGS=-DLLAVA_BUILD=OFF $(PIP) --no-cache-dir -e ".[llamacpp]" openai pytest pytest-asyncio pytest-timeout
 	@touch $@
 
-$(STAMPS)/clients: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
-	@echo "Installing conch with the clients of retrieval into $(VENV) ..."
-	@$(PIP) -e . requests pytest pytest-asyncio pytest-timeout "tritonclient[grpc,http]" openai cohere huggingface_hub \
-		langchain-openai langchain-cohere llama-index-embeddings-openai-like \
-		llama-index-embeddings-text-embeddings-inference llama-index-postprocessor-tei-rerank haystack-ai
+# uv resolves the versions of so many packages in seconds, pip in an hour.  aider pins its own.
+CLIENTS_UV = UV_SYSTEM_CERTS=1 $(BIN)/uv pip install -q -c $(CONSTRAINTS)
+$(STAMPS)/clients: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS) tests/clients/node/package-lock.json
+	@echo "Installing conch with its clients (1.5 GB) into $(VENV), and those for Node into tests/clients/node ..."
+	@$(PIP) uv
+	@$(CLIENTS_UV) --python $(BIN)/python -e . requests pytest pytest-asyncio pytest-timeout "tritonclient[grpc,http]" \
+		openai anthropic cohere huggingface_hub litellm instructor "pydantic-ai-slim[openai]" haystack-ai \
+		langchain-openai langchain-anthropic langchain-cohere llama-index-llms-openai-like \
+		llama-index-embeddings-openai-like llama-index-embeddings-text-embeddings-inference \
+		llama-index-postprocessor-tei-rerank
+	@$(PYTHON) -m venv $(VENV)/aider
+	@UV_SYSTEM_CERTS=1 $(BIN)/uv pip install -q --python $(VENV)/aider/bin/python aider-chat
+	@npm install --prefix tests/clients/node --no-save --no-audit --no-fund
 	@touch $@
 
 $(STAMPS)/site: $(STAMPS)/venv docs/site/requirements.txt

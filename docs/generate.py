@@ -16,6 +16,7 @@ DOCS: Final = Path(__file__).parent
 DASHBOARD: Final = DOCS.parent / "deploy/monitoring/dashboard.json"
 sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belong to the tests
 
+from conch.backends.generation import features  # noqa: E402
 from conch.deploy.dashboard import dashboard  # noqa: E402
 from conch.deploy.ray.options import RayCommandOptions  # noqa: E402
 from conch.frontends.http.openapi.operations import OPERATIONS  # noqa: E402
@@ -28,6 +29,7 @@ from conch.options.declaration import Option, by_section, options_of  # noqa: E4
 from conch.options.settings import OPTIONS, RENAMED  # noqa: E402
 from conch.telemetry import families, metrics, on_demand, traffic  # noqa: E402
 from conch.telemetry.exposition import Metric  # noqa: E402
+from tests.clients import record as clients  # noqa: E402
 from tests.conformance import differences  # noqa: E402
 
 _TABLE: Final = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -170,6 +172,8 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "machine": _metrics_of([*_declared(metrics), *(metric for metric, _ in metrics.PINNED_MEMORY)]),
     "differences": _differences,
     "routes": _routes,
+    "engines": lambda: _table(["feature", *(f"`{name}`" for name in features.ENGINE_FEATURES)], features.rows()),
+    "clients": lambda: _table(["client", "language", "versions", "setting", "exercised"], clients.rows()),
 }
 
 

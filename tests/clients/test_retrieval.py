@@ -1,12 +1,7 @@
-"""The libraries of retrieval against a server: each as its documentation shows it, with its defaults where possible.
-
-Run with ``make test-clients``, which installs the libraries into an environment of their own.
-"""
+"""Libraries that embed and rank: each as its documentation shows it, with its defaults where possible."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import cohere
@@ -16,7 +11,6 @@ import pytest
 from haystack import Document
 from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
 from haystack.utils import Secret
-from huggingface_hub import InferenceClient
 from langchain_cohere import CohereEmbeddings, CohereRerank
 from langchain_openai import OpenAIEmbeddings
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -24,20 +18,10 @@ from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference as TeiRerank
 
-from tests.models import build
-from tests.servers import ConchServer
-
 TEXTS = ["the library is open", "a bus", "the bus to the library"]
 QUERY = "bus library"
 #: The numbers of the documents by the share of the words of the query that each has.
 ORDER = [2, 0, 1]
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder: Path = tmp_path_factory.mktemp("clients")
-    with ConchServer(build(folder / "models", group="clients"), log=folder / "log") as server:
-        yield f"http://{server.http}"
 
 
 def vector(text: str, task: int = 3) -> list[float]:
@@ -48,6 +32,7 @@ def unit(values: list[float]) -> Any:
     return np.array(values) / np.linalg.norm(values)
 
 
+@pytest.mark.client("openai", "embeddings")
 def test_openai(url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="any") as client:
         answer = client.embeddings.create(model="embedder", input=TEXTS)
@@ -57,6 +42,7 @@ def test_openai(url: str) -> None:
         assert np.allclose(short, unit(vector("a")[:2]))
 
 
+@pytest.mark.client("cohere", "embeddings", "rerank", "errors")
 def test_cohere(url: str) -> None:
     client = cohere.ClientV2(api_key="any", base_url=url)
     answer = client.embed(model="embedder", texts=TEXTS, input_type="search_query", embedding_types=["float", "binary"])
@@ -68,6 +54,7 @@ def test_cohere(url: str) -> None:
         client.rerank(model="nobody", query=QUERY, documents=TEXTS)
 
 
+@pytest.mark.client("cohere", "embeddings", "rerank")
 def test_older_cohere(url: str) -> None:
     client = cohere.Client(api_key="any", base_url=url)
     answer = client.embed(model="embedder", texts=TEXTS, input_type="search_document")
@@ -77,13 +64,7 @@ def test_older_cohere(url: str) -> None:
     assert ranked.results[0].document is not None and ranked.results[0].document.text == TEXTS[2]
 
 
-def test_hugging_face(url: str) -> None:
-    client = InferenceClient(f"{url}/v2/models/embedder/embed")
-    assert np.allclose(client.feature_extraction("a"), [unit(vector("a"))])
-    client = InferenceClient(f"{url}/similarity")
-    assert np.allclose(client.sentence_similarity("a", ["a", "b"]), [1, unit(vector("a")) @ unit(vector("b"))])
-
-
+@pytest.mark.client("LangChain", "embeddings")
 def test_langchain_over_openai(url: str) -> None:
     embeddings = OpenAIEmbeddings(
         model="embedder", base_url=f"{url}/v1", api_key="any", check_embedding_ctx_length=False
@@ -92,6 +73,7 @@ def test_langchain_over_openai(url: str) -> None:
     assert embeddings.embed_documents(TEXTS) == [vector(text) for text in TEXTS]
 
 
+@pytest.mark.client("LangChain", "embeddings", "rerank")
 def test_langchain_over_cohere(url: str) -> None:
     embeddings = CohereEmbeddings(model="embedder", base_url=url, cohere_api_key="any")
     assert embeddings.embed_query("a") == vector("a", 1)
@@ -101,6 +83,7 @@ def test_langchain_over_cohere(url: str) -> None:
     assert [result["index"] for result in ranked] == ORDER[:2]
 
 
+@pytest.mark.client("LlamaIndex", "embeddings")
 def test_llama_index_over_openai(url: str) -> None:
     embedder = OpenAILikeEmbedding(model_name="embedder", api_base=f"{url}/v1", api_key="any")
     assert embedder.get_text_embedding_batch(TEXTS) == [vector(text) for text in TEXTS]
@@ -110,6 +93,7 @@ def test_llama_index_over_openai(url: str) -> None:
     assert queries.get_query_embedding("a") == vector("a", 1)
 
 
+@pytest.mark.client("LlamaIndex", "embeddings", "rerank")
 def test_llama_index_over_tei(url: str) -> None:
     embedder = TextEmbeddingsInference(model_name="embedder", base_url=url)
     assert np.allclose(embedder.get_text_embedding_batch(TEXTS), [unit(vector(text)) for text in TEXTS])
@@ -119,6 +103,7 @@ def test_llama_index_over_tei(url: str) -> None:
     assert [node.get_content() for node in ranked] == [TEXTS[index] for index in ORDER[:2]]
 
 
+@pytest.mark.client("Haystack", "embeddings")
 def test_haystack(url: str) -> None:
     key = Secret.from_token("any")
     embedder = OpenAITextEmbedder(model="embedder", api_base_url=f"{url}/v1", api_key=key)
