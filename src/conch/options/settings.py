@@ -229,6 +229,9 @@ class Settings:
     )
     response_store_secs: Count = option(3600, "HTTP", "Seconds for which these responses are stored.")
 
+    allowed_media_domains: tuple[str, ...] = option(
+        (), "HTTP", "Host, or <host>:<port>, whose images chats may name by http and https URLs; repeatable."
+    )
     default_temperature: Annotated[float, Range(0, 2)] = option(
         1.0, "HTTP", "Temperature of the OpenAI and Anthropic APIs if neither the request nor the checkpoint sets one."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from base64 import b64encode
 from collections.abc import Iterator
 from io import BytesIO
@@ -45,7 +46,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[ConchServer]:
-    with ConchServer(models, "--cache-config=local,size=1000000", log=models.parent / "log") as server:
+    flags = ("--cache-config=local,size=1000000", "--allowed-media-domains=localhost")
+    with ConchServer(models, *flags, log=models.parent / "log") as server:
         yield server
 
 
@@ -174,6 +176,24 @@ def test_what_cannot_be_read_is_refused(server: ConchServer) -> None:
     assert "is not an image" in refusal("qwen2_vl", [{"type": "image_url", "image_url": {"url": url(b"text")}}])
     assert "at most 32" in refusal("qwen2_vl", image_parts(PICTURES[:1] * 33))
     assert "2 times '<|image_pad|>'" in refusal("qwen2_vl", [*parts, {"type": "text", "text": "<|image_pad|>"}])
-    assert "fetches no images" in refusal(
-        "qwen2_vl", [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]
-    )
+
+
+def test_an_address_in_the_operator_s_network_is_never_connected_to(server: ConchServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as trap:
+        trap.setblocking(False)
+        port = trap.getsockname()[1]
+        for url, reason in (
+            ("http://localhost/a.png", "not public"),
+            (f"http://127.0.0.1:{port}/a.png", "not fetched"),
+        ):
+            parts = {
+                "/v1/chat/completions": {"messages": [{"type": "image_url", "image_url": {"url": url}}]},
+                "/v1/responses": {"input": [{"type": "input_image", "image_url": url}]},
+                "/v1/messages": {"messages": [{"type": "image", "source": {"type": "url", "url": url}}]},
+            }
+            for path, members in parts.items():
+                body = {name: [{"role": "user", "content": content}] for name, content in members.items()}
+                status, _, reply = post(server, path, {"model": "qwen2_vl", "max_tokens": 1, **body})
+                assert status == 400 and reason in reply["error"]["message"], reply
+        with pytest.raises(BlockingIOError):
+            trap.accept()

@@ -28,7 +28,7 @@ from tests.servers import ConchServer
         (say("hi", unheard_of=1), "unheard_of"),
         (say("hi", tool_choice="required"), "tool_choice"),
         (say("hi", tools=[{"type": "function"}]), "tools[0].function"),
-        (say([{"type": "image_url", "image_url": {"url": "x"}}]), "messages[0].content[0].type"),
+        (say([{"type": "image_url", "image_url": {"url": "x"}}]), "messages[0].content[0].image_url.url"),
         (say(None), "messages[0].content"),
         ({"model": "talker", "messages": []}, "messages"),
         ({"model": "talker", "messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),

@@ -289,7 +289,7 @@ def test_failure_of_the_model_is_an_error_or_the_last_event(client: Any) -> None
         ({"text": {"formt": 1}}, "text.formt", "did you mean 'text.format'"),
         ({"include": ["file_search_call.results"]}, "include[0]", "file_search_call.results"),
         ({"input": [{"type": "web_search_call", "id": "a"}]}, "input[0].type", "web_search_call"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "text only"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type", "no store"),
         ({"input": [{"type": "item_reference", "id": f"msg_{'0' * 33}"}]}, "input[0].id", "not found"),
         ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role", "robot"),
         ({"input": []}, "input", "at least one"),

@@ -20,6 +20,7 @@ from conch.core.tensors import WireTensor
 from conch.frontends.http.background_tasks import BackgroundTasks
 from conch.frontends.http.dialects import refuse
 from conch.frontends.http.exchange import JSON, PLAIN, HttpExchange
+from conch.frontends.http.media_fetching import MediaFetcher
 from conch.frontends.http.model_requests import ModelRequests, RequestsResponder, Translation
 from conch.frontends.http.openai_status import STATUS
 from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
@@ -112,6 +113,7 @@ class OpenAi:
         self._created = int(time())
         self.requests = ModelRequests(server, offloader)
         self._tasks = BackgroundTasks(refuse)
+        self.fetcher = MediaFetcher(server.settings.allowed_media_domains)
 
     def models(self, exchange: HttpExchange) -> None:
         """Handle ``GET /v1/models``: list the ready models that an endpoint can use, and their LoRA adapters."""
@@ -177,7 +179,10 @@ class OpenAi:
         return signature is None or bool(kinds(signature))
 
     def _start(self, exchange: HttpExchange, endpoint: str) -> None:
-        self.requests.start(exchange, Translation(work.openai, (endpoint,), self.requests.find_model, self._responder))
+        self.requests.start(
+            exchange,
+            Translation(work.openai, (endpoint, self.fetcher.for_request()), self.requests.find_model, self._responder),
+        )
 
     def _responder(
         self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]

@@ -68,7 +68,8 @@ class Responses:
                 raise EntryNeeded(self._keep(entries, id, entry))
             return entry or b""
 
-        translation = Translation(work.responses, (find_response,), self._openai.requests.find_model, self._responder)
+        arguments = find_response, self._openai.fetcher.for_request()
+        translation = Translation(work.responses, arguments, self._openai.requests.find_model, self._responder)
         self._openai.requests.start(exchange, translation)
 
     def retrieve(self, exchange: HttpExchange, id: str) -> None:

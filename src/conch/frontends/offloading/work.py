@@ -28,6 +28,7 @@ from conch.wire.json.generate import Layout, decode_document, decode_texts, enco
 from conch.wire.json.infer import JsonOutputPlan, decode_infer, decode_split, parse_header_length
 from conch.wire.json.infer import encode_infer as encode_parts
 from conch.wire.multipart import read_form
+from conch.wire.openai.media import Fetch, fetch_images
 from conch.wire.openai.models import require_chat
 from conch.wire.openai.reading import Fields, read_body
 from conch.wire.openai.response import ResponsePlan
@@ -95,13 +96,20 @@ def generate(
 
 
 def openai(
-    body: Buffer, encoding: str, limit: int, signature_of: Callable[[str], ModelSignature], endpoint: str
+    body: Buffer,
+    encoding: str,
+    limit: int,
+    signature_of: Callable[[str], ModelSignature],
+    endpoint: str,
+    fetch: Fetch | None = None,
 ) -> tuple[ResponsePlan, list[dict[str, WireTensor]]]:
     """Decode a request to one of ``ENDPOINTS``: the plan of its response, and the inputs of each request to the model.
 
-    ``signature_of`` is called with the id of the model or LoRA adapter; its errors refuse the request.
+    ``signature_of`` is called with the id of the model or LoRA adapter; its errors refuse the request. ``fetch``
+    returns the files at URLs of images; None if there are no hosts to fetch from.
     """
-    return _decode(read_body(compression.decompress(body, encoding, limit)), signature_of, *ENDPOINTS[endpoint])
+    fields = read_body(compression.decompress(body, encoding, limit), partial(fetch_images, fetch=fetch))
+    return _decode(fields, signature_of, *ENDPOINTS[endpoint])
 
 
 def responses(
@@ -110,12 +118,13 @@ def responses(
     limit: int,
     signature_of: Callable[[str], ModelSignature],
     find_response: Callable[[str], Buffer],
+    fetch: Fetch | None = None,
 ) -> tuple[ResponsePlan, list[dict[str, WireTensor]]]:
     """Decode a request of the Responses API as :func:`openai` does.
 
     ``find_response`` is called with the ids of responses before ``signature_of``; see :func:`read_items`.
     """
-    fields = read_body(compression.decompress(body, encoding, limit))
+    fields = read_body(compression.decompress(body, encoding, limit), partial(fetch_images, fetch=fetch))
     previous, items = read_items(fields, find_response)
     return _decode(fields, signature_of, require_chat, partial(read_responses, previous=previous, items=items))
 

@@ -6,7 +6,7 @@ errors name the invalid member; the HTTP front end writes them as OpenAI's error
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import isfinite
 from typing import Any, Final
 
@@ -56,8 +56,8 @@ _SHOWN: Final = 60
 _LIKENESS: Final = 0.6
 
 
-def read_body(body: Buffer) -> Fields:
-    """Return the members of a request body. Raises ApiError unless it is a JSON object."""
+def read_body(body: Buffer, change: Callable[[dict[str, Any]], None] | None = None) -> Fields:
+    """Return the members of a request body, which ``change`` may change. Raises ApiError unless it is a JSON object."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -66,6 +66,8 @@ def read_body(body: Buffer) -> Fields:
         raise ApiError(f"the body is nested deeper than {text.MAX_DEPTH} levels")
     if type(document) is not dict:
         raise ApiError("the body must be a JSON object")
+    if change is not None:
+        change(document)
     return Fields(document)
 
 

@@ -1,0 +1,147 @@
+"""Images are fetched from the hosts that the operator names, at addresses that are public, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from conch.frontends.http import media_fetching
+from conch.frontends.http.media_fetching import MediaFetcher
+from conch.frontends.http.model_requests import EntryNeeded
+from conch.wire.openai.reading import ApiError
+
+PUBLIC = "93.184.216.34"
+
+
+class Web:
+    """A host's responses by path, at any address; keeps the addresses of connections."""
+
+    def __init__(self, **responses: bytes) -> None:
+        self.responses = responses
+        self.connected: list[str] = []
+        self.addresses: dict[str, list[str]] = {}
+
+    def fetcher(self, *domains: str) -> MediaFetcher:
+        return MediaFetcher(domains, resolve=self._resolve, connect=self._connect)
+
+    async def _resolve(self, host: str, port: int) -> list[str]:
+        return self.addresses.get(host, [PUBLIC])
+
+    async def _connect(self, address: str, port: int, **_: Any) -> Any:
+        self.connected.append(address)
+        reader = asyncio.StreamReader()
+        return reader, _Writer(reader, self.responses)
+
+
+class _Writer:
+    def __init__(self, reader: asyncio.StreamReader, responses: dict[str, bytes]) -> None:
+        self._reader, self._responses = reader, responses
+
+    def write(self, data: bytes) -> None:
+        path = data.split(b" ", 2)[1].decode().strip("/")
+        self._reader.feed_data(self._responses[path])
+        if path != "stalls":
+            self._reader.feed_eof()
+
+    def close(self) -> None:
+        pass
+
+
+def ok(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def moved(url: str) -> bytes:
+    return f"HTTP/1.1 302 Found\r\nLocation: {url}\r\nContent-Length: 0\r\n\r\n".encode()
+
+
+def refused(run: Callable[[], Awaitable[Any]]) -> str:
+    async def fail() -> str:
+        with pytest.raises(ApiError) as error:
+            await run()
+        return error.value.message
+
+    return asyncio.run(fail())
+
+
+def test_a_file_is_fetched_from_the_address_that_was_checked() -> None:
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+    web = Web(a=ok(b"file"), b=chunked, c=moved("https://images.example/a"))
+    fetcher = web.fetcher("images.example")
+    for path, file in (("a", b"file"), ("b", b"abcde"), ("c", b"file")):
+        assert asyncio.run(fetcher.fetch(f"http://images.example/{path}")) == file
+    assert set(web.connected) == {PUBLIC}
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.0.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1", "::1",
+     "fe80::1%eth0", "fd00::1", "::ffff:127.0.0.1", "2002:7f00:1::", "64:ff9b::10.0.0.1", "64:ff9b:1::1"],
+)  # fmt: skip
+def test_an_address_that_is_not_public_is_never_connected_to(address: str) -> None:
+    web = Web(a=ok(b"file"))
+    web.addresses["images.example"] = [PUBLIC, address]
+    assert "not public" in refused(lambda: web.fetcher("images.example").fetch("http://images.example/a"))
+    assert web.connected == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://other.example/a", "http://images.example:8080/a", "http://images.example@other.example/a",
+     "http://user@images.example/a", "ftp://images.example/a", "http://127.0.0.1/a"],
+)  # fmt: skip
+def test_a_host_that_the_operator_did_not_name_is_never_connected_to(url: str) -> None:
+    web = Web(a=ok(b"file"))
+    assert refused(lambda: web.fetcher("images.example").fetch(url))
+    assert web.connected == []
+
+
+def test_redirects_are_checked_like_the_first_url() -> None:
+    web = Web(
+        other=moved("http://other.example/a"), private=moved("http://inside.example/a"), loop=moved("/loop"), a=ok(b"")
+    )
+    web.addresses["inside.example"] = ["10.0.0.1"]
+    fetcher = web.fetcher("images.example", "inside.example")
+    assert "other.example" in refused(lambda: fetcher.fetch("http://images.example/other"))
+    assert "not public" in refused(lambda: fetcher.fetch("http://images.example/private"))
+    assert "redirects" in refused(lambda: fetcher.fetch("http://images.example/loop"))
+    assert set(web.connected) == {PUBLIC}
+
+
+def test_limits_of_size_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_fetching, "MAX_FILE", 1000)
+    monkeypatch.setattr(media_fetching, "SECONDS", 0.05)
+    endless = b"HTTP/1.1 200 OK\r\n\r\n" + b"a" * 2000
+    web = Web(
+        large=endless,
+        stalls=b"HTTP/1.1 200 OK\r\n",
+        short=b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nfile",
+        broken=b"hello\r\n\r\n",
+        missing=b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n",
+    )
+    fetcher = web.fetcher("images.example")
+    assert "MiB" in refused(lambda: fetcher.fetch("http://images.example/large"))
+    assert "within" in refused(lambda: fetcher.fetch("http://images.example/stalls"))
+    assert "could not be fetched" in refused(lambda: fetcher.fetch("http://images.example/broken"))
+    assert "ended early" in refused(lambda: fetcher.fetch("http://images.example/short"))
+    assert "404" in refused(lambda: fetcher.fetch("http://images.example/missing"))
+
+
+def test_a_request_waits_for_its_files() -> None:
+    web = Web(a=ok(b"file"), b=ok(b"other"))
+    fetch = web.fetcher("images.example").for_request()
+    assert fetch is not None and web.fetcher().for_request() is None
+    urls = ["http://images.example/a", "http://images.example/b", "http://images.example/a"]
+
+    async def fetched() -> list[bytes]:
+        with pytest.raises(EntryNeeded) as needed:
+            fetch(urls)
+        await needed.value.wait()
+        return fetch(urls)
+
+    assert asyncio.run(fetched()) == [b"file", b"other", b"file"]
+    with pytest.raises(ApiError, match="at most"):
+        fetch(urls[:1] * 33)
