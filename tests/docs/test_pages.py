@@ -11,10 +11,15 @@ from tests.docs.page import Kind, steps
 from tests.docs.walk import PageWalk
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tutorials/*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-#: Its analysis needs a quiet machine for a minute; tests/e2e/analyze runs shorter ones.
-SLOW = {"analyze.md"}
+#: An analysis that needs a quiet machine for a minute (tests/e2e/analyze runs shorter ones), conversions, and pages
+#: that import PyTorch several times.
+SLOW = {
+    "analyze.md", "embedding-service.md", "fastapi-and-notebooks.md", "from-torchserve.md", "gaudi.md",
+    "hugging-face-models.md", "in-flight-batching.md", "optimise-and-measure.md", "speech.md",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -50,8 +55,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_index_has_every_page() -> None:
-    linked = set(re.findall(r"\]\(([\w-]+\.md)", (ROOT / "docs" / "README.md").read_text("utf-8")))
-    assert {page.name for page in PAGES} - linked == {"README.md"}
+    index = DOCS / "README.md"
+    linked = {index.parent / target for target in re.findall(r"\]\(([\w/-]+\.md)", index.read_text("utf-8"))}
+    assert {*PAGES} - linked == {index, ROOT / "README.md"}
 
 
 def _places(page: Path) -> set[str]:
