@@ -18,7 +18,7 @@ from conch.measure.reports.report import Chart
 
 _COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7f7f7f", "#8c6d1f")
 _ON_DARK: Final = ("#3d95d6", "#f0b429", "#2fbf93", "#dd92bd", "#ee7a33", "#8fd0f5", "#a6a6a6", "#b8963f")
-#: Colour of labels, readable on light and on dark backgrounds.
+#: Colour of labels and of muted dots, readable on light and on dark backgrounds.
 FAINT: Final = "#7f8896"
 #: Shapes that distinguish series without colours, as on paper.
 SHAPES: Final = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke")
@@ -68,13 +68,14 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A point of a chart with a tooltip ``label``, and its interval from ``low`` to ``high``."""
+    """A point of a chart with a tooltip ``label``, and its interval from ``low`` to ``high``; grey if ``muted``."""
 
     x: float
     y: float
     label: str = ""
     low: float | None = None
     high: float | None = None
+    muted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ def line_chart(
     rows: list[dict[str, Any]] = [
         {"series": line.name, "x": _short(dot.x), "y": _short(dot.y), "label": dot.label, "order": number}
         | _interval(y, dot)
+        | ({"muted": True} if dot.muted else {})
         for line in series
         for number, dot in enumerate(line.dots)
         if _fits(x, dot.x) and _fits(y, dot.y)
@@ -137,6 +139,8 @@ def line_chart(
             altair.Tooltip("x:Q", title=x.title, format=",.4~r"), altair.Tooltip("y:Q", title=y.title, format=",.4~r"),
         ],
     ).add_params(pick)  # fmt: skip
+    if any("muted" in row for row in rows):
+        dots = dots.encode(color=altair.condition("datum.muted", altair.value(FAINT), _colour("series", names)))
     layers = [dots]
     if joined:
         layers.insert(0, base.mark_line().encode(opacity=faded, order=altair.Order("order:Q")))

@@ -40,7 +40,7 @@ def test_warnings_come_before_figures_and_nothing_is_no_silent_zero() -> None:
     made = report(PLAN, "server at x", "conch perf -m m", [none], [None])
     assert isinstance(made.opening[0], Note) and made.opening[0].kind == "error"
     assert "no request completed" in made.opening[0].text
-    assert "No request succeeded" in made.lead
+    assert made.lead == "m answered no request."
     assert "conch perf -m m" in html(made)
 
 
@@ -69,14 +69,41 @@ def test_figures_that_others_disturbed_are_no_headline() -> None:
     alone = report(PLAN, "server", "conch", [disturbed], [None])
     quiet = report(PLAN, "server", "conch", [level(1)], [None])
 
-    assert "undisturbed windows" in _captions(quiet) and "inferences per second" in quiet.lead
+    assert "undisturbed windows" in _captions(quiet) and "Grey" not in quiet.lead + _captions(quiet)
     assert "Disturbed windows count at concurrency 2." in _captions(made)
     assert "undisturbed windows" not in _captions(made) + _captions(alone)
-    assert alone.lead == "server. Other processes used the machine, so the figures are not reliable."
+    assert alone.lead == (
+        "The speed of m is not known: other processes used the machine during the whole measurement. Repeat it on an"
+        " idle machine."
+    )
     [tiles] = [block.items for block in alone.opening if isinstance(block, Tiles)]
     assert {tile.tone for tile in tiles} == {"muted"} and all("disturbed" in tile.detail for tile in tiles)
     [table] = [block for block in made.sections[0].blocks if isinstance(block, Table)]
     assert [row.tone for row in table.rows] == ["", "muted"]
+
+
+def test_disturbed_levels_are_grey_and_do_not_count() -> None:
+    """Although their throughput is the highest."""
+    best = level(4)
+    fastest = replace(level(8), disturbed=True, figures=replace(best.figures, throughput=999.0))
+    spread = LevelDistributions([(0.5, 0.1), (0.9, 0.2)], (), ())
+    made = report(PLAN, "server", "conch", [best, fastest], [spread, spread])
+    assert made.lead.startswith(
+        "m answers up to 200 requests per second for 4 clients at once: half of the answers take"
+    )
+    assert made.lead.endswith("Grey levels were disturbed by other processes and do not count.")
+    [tiles] = [block.items for block in made.opening if isinstance(block, Tiles)]
+    assert tiles[0].value == "200 infer/s" and {tile.tone for tile in tiles} == {""}
+    charts = {block.title: block for section in made.sections for block in section.blocks if isinstance(block, Chart)}
+    rows = charts["Latency against throughput"].spec["data"]["values"]
+    assert {row["label"]: row.get("muted", False) for row in rows} == {"4": False, "8": True}
+    assert "200 infer/s" in charts["Latency against throughput"].alt
+    assert "concurrency 8, disturbed" in str(charts["Distribution of latency"].spec)
+
+
+def test_failures_are_in_the_first_sentence() -> None:
+    lead = report(PLAN, "server", "conch", [level(errors={"refused": 1000})], [None]).lead
+    assert "50 % of the requests failed." in lead
 
 
 def test_the_terminal_marks_them() -> None:

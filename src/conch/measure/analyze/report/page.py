@@ -79,10 +79,11 @@ def report(analysis: Analysis) -> Report:
     if not analysis.measured:
         opening.insert(0, Note("error", "There is no valid measurement. All results follow."))
     opening += _tiles(analysis)
-    why = list(reasons(analysis))
+    answer, details = lead(analysis), headline(analysis)
+    why = [*([details] if details != answer else []), *reasons(analysis)]
     if why:
         opening.append(Bullets(why))
-    return Report(title(analysis), headline(analysis), sections, opening)
+    return Report(title(analysis), answer, sections, opening)
 
 
 def summary(analysis: Analysis) -> Iterator[Block | Section]:
@@ -142,7 +143,7 @@ def _tiles(analysis: Analysis) -> list[Block]:
     tone: Tone = "good" if best is analysis.recommended else "muted"
     tiles = [Tile(f"{significant(point.throughput)} infer/s", "throughput", beside, tone)]
     if other is not None and other.throughput and analysis.advice == "use":
-        ratio = significant(point.throughput / other.throughput, 2)
+        ratio = significant(_throughput_ratio(analysis, point, other), 2)
         tiles.insert(0, Tile(f"{ratio} ×", "the default's throughput", f"with {best.name}"))
     if figures is not None:
         than = f"default: {duration(before.percentiles.get(99))}" if before is not None else ""
@@ -171,7 +172,12 @@ def _curves(analysis: Analysis) -> Iterator[Chart]:
         Series(
             candidate.name,
             [
-                Dot(point.throughput, 1e3 * figures.percentiles.get(99, 0.0), f"{point.load:g}{disturbed_mark(point)}")
+                Dot(
+                    point.throughput,
+                    1e3 * figures.percentiles.get(99, 0.0),
+                    f"{point.load:g}{disturbed_mark(point)}",
+                    muted=point.disturbed,
+                )
                 for point in sorted(candidate.result.points, key=lambda point: point.load)
                 if (figures := slowest(point)) is not None and figures.requests
             ],
@@ -196,7 +202,7 @@ def _curves(analysis: Analysis) -> Iterator[Chart]:
         alt=f"p99 latency by throughput: {ends}.",
         caption="Better is to the right and below. "
         + (f"Numbers beside the marks are the {what}." if labelled else f"Each mark is a {what}; point at it to see.")
-        + (" An asterisk marks measurements during which other processes used the machine." if disturbed else ""),
+        + (" Grey marks with an asterisk: other processes used the machine." if disturbed else ""),
         labels=labelled,
         limits=limits,
     )
@@ -213,7 +219,9 @@ def _memory_chart(analysis: Analysis) -> Iterator[Chart]:
             "best" if measurement is analysis.recommended else "default" if measurement.is_default
             else "satisfy the constraints" if measurement.satisfied else "do not satisfy the constraints"
         )  # fmt: skip
-        groups.setdefault(kind, []).append(Dot(memory / 1e6, measurement.point.throughput, measurement.name))
+        groups.setdefault(kind, []).append(
+            Dot(memory / 1e6, measurement.point.throughput, measurement.name, muted=measurement.disturbed)
+        )
     if not groups:
         return
     order = ("best", "default", "satisfy the constraints", "do not satisfy the constraints")
@@ -226,7 +234,8 @@ def _memory_chart(analysis: Analysis) -> Iterator[Chart]:
         Axis(f"{where} at most (MB)", zero=False),
         Axis("throughput (infer/s)"),
         alt=f"{len(dots)} configurations take {significant(minimum)} to {significant(maximum)} MB.",
-        caption="Each mark is a configuration at its best load; better is to the left and above.",
+        caption="Each mark is a configuration at its best load; better is to the left and above."
+        + (" Other processes disturbed the grey ones." if any(dot.muted for dot in dots) else ""),
         joined=False,
     )
 
@@ -490,6 +499,33 @@ def title(analysis: Analysis) -> str:
     }[analysis.advice]
 
 
+def lead(analysis: Analysis) -> str:
+    """Return the answer in words that need no knowledge of the field."""
+    best, names = analysis.best, _names(analysis)
+    if best is None or best.point is None or analysis.disturbed or analysis.advice == "none":
+        return headline(analysis)
+    if analysis.advice == "unproven":
+        return f"Do not change the configuration of {names} yet: no other one is proven to be better."
+    if analysis.advice == "keep" or best.is_default:
+        return f"Keep the configuration of {names}: of {len(analysis.measured)} that were measured, none is better."
+    final = analysis.comparison
+    after = final.winner if final is not None else best.point
+    before = final.default if final is not None else analysis.default.point if analysis.default is not None else None
+    now, then = slowest(after), slowest(before) if before is not None else None
+    within = f"99 of 100 answers take at most {duration(now.percentiles.get(99))}" if now is not None else ""
+    if before is None or not before.throughput or before.disturbed:
+        return (
+            f"Use {best.name}: {names} then answers {significant(after.throughput)} requests per second"
+            f"{f', and {within}' if within else ''}."
+        )
+    if within and then is not None and before.load == after.load:
+        within += f" instead of {duration(then.percentiles.get(99))}"
+    return (
+        f"Use {best.name}: {names} then answers {significant(after.throughput)} requests per second instead of"
+        f" {significant(before.throughput)}{f', and {within}' if within else ''}."
+    )
+
+
 def headline(analysis: Analysis) -> str:
     """Return the result in one or two sentences."""
     best, default = analysis.best, analysis.default
@@ -537,13 +573,20 @@ def _beside(analysis: Analysis, best: Point) -> str:
         point = analysis.default.point
     if point is None or not point.throughput:
         return "; the default could not be measured"
-    ratio = best.throughput / point.throughput
+    ratio = _throughput_ratio(analysis, best, point)
     own = _figures(analysis, point)
     if analysis.comparison is not None and analysis.comparison.unrivalled:
         return f"; the default does not satisfy the constraints ({own})"
     if 1 - _WORTH < ratio < 1 + _WORTH:
         return f"; the default reaches {own}"
     return f", {times(ratio)}{' the throughput of' if ratio >= 2 else ' throughput than'} the default ({own})"
+
+
+def _throughput_ratio(analysis: Analysis, best: Point, default: Point) -> float:
+    """Return how many times the default's throughput the best has: that of the final rounds, if they compare it."""
+    if analysis.comparison is not None and analysis.only_throughput:
+        return analysis.comparison.ratio
+    return best.throughput / default.throughput
 
 
 def reasons(analysis: Analysis) -> Iterator[str]:

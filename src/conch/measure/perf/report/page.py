@@ -94,7 +94,7 @@ def generation_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
             *([generation.goodput] if goodput else []),
             *(times.percentiles[number] if times is not None else None
               for times in (generation.ttft, generation.itl) for number in (50, 99)),
-        ])
+        ], "muted" if measurement.disturbed else "")
         for measurement, generation in known
     ]  # fmt: skip
     return Table("Tokens by level", columns, rows)
@@ -124,7 +124,7 @@ def resources_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
         for name in metrics:
             metric = measurement.metrics.get(name)
             cells += [metric.average, metric.largest] if metric is not None else [None] * 2
-        rows.append(Row(cells))
+        rows.append(Row(cells, "muted" if measurement.disturbed else ""))
     return Table("The server's processes by level", columns, rows)
 
 
@@ -180,7 +180,10 @@ def report(
     plan: PerfPlan, opening: str, command: str, measured: Sequence[Measured],
     distributions: Sequence[LevelDistributions | None],
 ) -> Report:  # fmt: skip
-    """Return the report; ``opening`` describes the server, model and requests, ``distributions`` are by level."""
+    """Return the report; ``opening`` describes the server, model and requests, ``distributions`` are by level.
+
+    Levels that other processes disturbed are grey, and count only if all were disturbed.
+    """
     completed = [measurement for measurement in measured if measurement.figures.latency is not None]
     sections = [
         Section("Figures", [level_table(plan, measured), *_throughput(plan, completed)], "figures"),
@@ -199,9 +202,9 @@ def report(
     ]
     return Report(
         f"{plan.model}, measured",
-        f"{opening.splitlines()[0]}. {_result(plan, completed)}",
+        _result(plan, measured, completed),
         [section for section in sections if section.blocks],
-        [*_warnings(plan, measured), *_tiles(plan, completed)],
+        [*_warnings(plan, measured), *_tiles(plan, completed), Paragraph(f"{opening.splitlines()[0]}.")],
         f"Written by conch {__version__}. Latency is from when a request should have started to its last byte.",
     )
 
@@ -227,25 +230,47 @@ def _warnings(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Note]:
                 yield Note(kind, f"{short_level(plan, measurement)}: {warning}.")
 
 
-def _result(plan: PerfPlan, completed: Sequence[Measured]) -> str:
+def _best(completed: Sequence[Measured]) -> Measured:
+    """Return the level of the highest throughput, of those that were not disturbed if there are any."""
+    quiet = [measurement for measurement in completed if not measurement.disturbed]
+    return max(quiet or completed, key=lambda measurement: measurement.figures.throughput)
+
+
+def _result(plan: PerfPlan, measured: Sequence[Measured], completed: Sequence[Measured]) -> str:
+    """Return the result in words that need no knowledge of the field."""
     if not completed:
-        return "No request succeeded."
-    best = max(completed, key=lambda measurement: measurement.figures.throughput)
+        return f"{plan.model} answered no request."
+    best = _best(completed)
     latency = best.figures.latency
     assert latency is not None
     if best.disturbed:
-        return "Other processes used the machine, so the figures are not reliable."
+        return (
+            f"The speed of {plan.model} is not known: other processes used the machine during the whole measurement."
+            " Repeat it on an idle machine."
+        )
+    what = "requests" if plan.batch_size == 1 else "inferences"
+    if plan.rates is not None:
+        load = f"of {best.level:g} requested per second"
+    else:
+        load = f"for {best.level:g} clients at once" if best.level != 1 else "for one client"
+    median, slowest = duration(latency.percentiles[50]), duration(latency.percentiles[99])
+    answered = best.figures.requests + best.failed
+    failed = f" {percent(best.failed / answered)} of the requests failed." if best.failed else ""
+    grey = " Grey levels were disturbed by other processes and do not count." if _disturbed(measured) else ""
     return (
-        f"The highest throughput is {significant(best.figures.throughput)} inferences per second at"
-        f" {short_level(plan, best)}, with a median latency of {duration(latency.percentiles[50])} and a p99 latency of"
-        f" {duration(latency.percentiles[99])}."
+        f"{plan.model} answers up to {significant(best.figures.throughput)} {what} per second {load}: half of the"
+        f" answers take at most {median}, and 99 of 100 at most {slowest}.{failed}{grey}"
     )
+
+
+def _disturbed(measured: Sequence[Measured]) -> bool:
+    return any(measurement.disturbed for measurement in measured)
 
 
 def _tiles(plan: PerfPlan, completed: Sequence[Measured]) -> Iterator[Block]:
     if not completed:
         return
-    best = max(completed, key=lambda measurement: measurement.figures.throughput)
+    best = _best(completed)
     first, latency = completed[0].figures.latency, best.figures.latency
     assert first is not None and latency is not None
     where = short_level(plan, best)
@@ -284,9 +309,13 @@ def _throughput(plan: PerfPlan, completed: Sequence[Measured]) -> Iterator[Chart
             known = measurement.confidence.percentiles.get(number) if measurement.confidence is not None else None
             low, high = (1e3 * known.low, 1e3 * known.high) if known is not None else (None, None)
             latency = 1e3 * measurement.figures.latency.percentiles[number]
-            dots.append(Dot(measurement.figures.throughput, latency, f"{measurement.level:g}", low, high))
+            dots.append(
+                Dot(
+                    measurement.figures.throughput, latency, f"{measurement.level:g}", low, high, measurement.disturbed
+                )
+            )  # fmt: skip
         series.append(Series(f"p{number:g}", dots))
-    best = max(completed, key=lambda measurement: measurement.figures.throughput)
+    best = _best(completed)
     yield line_chart(
         "Latency against throughput",
         series,
@@ -295,7 +324,8 @@ def _throughput(plan: PerfPlan, completed: Sequence[Measured]) -> Iterator[Chart
         alt=f"Throughput is highest at {short_level(plan, best)}: {significant(best.figures.throughput)} infer/s.",
         caption="Better is to the right and below. Labels are the "
         + ("request rate" if plan.rates is not None else "concurrency")
-        + "; bars are 95 % ranges.",
+        + "; bars are 95 % ranges."
+        + (" Other processes disturbed the grey marks." if _disturbed(completed) else ""),
         labels=len(completed) <= 12,
     )
 
@@ -333,7 +363,7 @@ def _distribution(
     yield percentile_chart(
         title,
         [
-            Series(short_level(plan, measurement), [Dot(share, 1e3 * value) for share, value in of])
+            Series(_named(plan, measurement), [Dot(share, 1e3 * value) for share, value in of])
             for measurement, of in shown
         ],
         Axis(unit, logarithmic=True),
@@ -347,9 +377,17 @@ def _distribution(
     )
 
 
+def _named(plan: PerfPlan, measured: Measured) -> str:
+    return short_level(plan, measured) + (", disturbed" if measured.disturbed else "")
+
+
 def _stages(plan: PerfPlan, completed: Sequence[Measured]) -> Iterator[Chart]:
     bars = [
-        Bar(f"{measurement.level:g}", name.replace("_", " "), 1e3 * seconds)
+        Bar(
+            f"{measurement.level:g}{', disturbed' if measurement.disturbed else ''}",
+            name.replace("_", " "),
+            1e3 * seconds,
+        )
         for measurement in completed
         for name, seconds in stages_of(plan, measurement).items()
     ]
@@ -376,12 +414,14 @@ def _over_time(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Chart]:
     counted = f"Figures are from the last {WINDOWS} undisturbed windows that agree."
     if disturbed:
         counted = f"Figures are from the last {WINDOWS} windows that agree. Disturbed windows count at {disturbed}."
+    if any(dot.muted for measurement in shown for dot in _windows(measurement, lambda window: window.throughput)):
+        counted += " Disturbed windows are grey."
     for title, unit, value in (
         ("Throughput by window", "throughput (infer/s)", lambda window: window.throughput),
         ("p99 latency by window", "p99 latency (ms)",
          lambda window: 1e3 * window.latency.percentiles[99] if window.latency else float("nan")),
     ):  # fmt: skip
-        series = [Series(short_level(plan, measurement), list(_windows(measurement, value))) for measurement in shown]
+        series = [Series(_named(plan, measurement), list(_windows(measurement, value))) for measurement in shown]
         if series:
             longest = max(len(line.dots) for line in series)
             yield line_chart(
@@ -396,7 +436,7 @@ def _windows(measured: Measured, value: Callable[..., float]) -> Iterator[Dot]:
     for end, window in zip(ends, measured.windows, strict=True):
         disturbed = window.interference is not None and window.interference.disturbs
         label = f"disturbed: {window.interference}" if disturbed else f"{window.requests} requests"
-        yield Dot(end, value(window), label)
+        yield Dot(end, value(window), label, muted=disturbed)
 
 
 def _used(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Block]:

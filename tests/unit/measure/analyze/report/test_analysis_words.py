@@ -16,6 +16,7 @@ from conch.measure.analyze.report.analysis import Analysis, ConfigTraits, Ranked
 from conch.measure.analyze.report.page import (
     doubts,
     headline,
+    lead,
     load_table,
     missing,
     ranking_table,
@@ -43,6 +44,32 @@ def test_the_best_is_named_with_its_figures_and_the_defaults() -> None:
         "falcon7b_config_5 is the best of 10 configurations: 165 infer/s with a p99 latency of 1.16 s"
     )
     assert "at concurrency 128, 6.6 times the throughput of the default (25.0 infer/s with" in text
+
+
+def test_the_page_leads_with_an_answer_in_common_words() -> None:
+    assert lead(analysis()) == (
+        "Use falcon7b_config_5: falcon7b then answers 165 requests per second instead of 25.0, and 99 of 100 answers"
+        " take at most 1.16 s."
+    )
+    assert lead(replace(analysis(), advice="keep", reason="it is simpler")) == (
+        "Keep the configuration of falcon7b: of 10 that were measured, none is better."
+    )
+    assert lead(replace(analysis(), advice="unproven", reason="one round is too few")) == (
+        "Do not change the configuration of falcon7b yet: no other one is proven to be better."
+    )
+    assert lead(nothing()) == headline(nothing())
+
+
+def test_all_places_name_the_ratio_of_the_final_rounds() -> None:
+    best, default = analysis().best, analysis().default
+    assert best is not None and best.point is not None and default is not None and default.point is not None
+    final = DefaultComparison(6.4, Interval(6.2, 6.6), best.point, default.point)
+    compared = replace(analysis(), comparison=final, only_throughput=True)
+    page = report(compared)
+    [tiles] = [block.items for block in page.opening if isinstance(block, Tiles)]
+    assert tiles[0].value == "6.4 ×"
+    assert "6.4 times the throughput of the default" in headline(compared)
+    assert "has 6.40 times the throughput of the default" in " ".join(reasons(compared))
 
 
 def test_the_reasons_name_what_changed_and_what_followed() -> None:
