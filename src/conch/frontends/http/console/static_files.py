@@ -31,8 +31,9 @@ _TYPES: Final = {
     ".css": b"text/css; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
-#: The names of files in this folder contain a hash of their content.
-_HASHED: Final = "assets/"
+#: The names of files stay the same when their content changes, so a browser asks each time whether it has.
+_CACHING: Final = (b"Cache-Control", b"no-cache")
+_FOLDER: Final = "assets/"
 _INDEX: Final = "index.html"
 
 
@@ -42,7 +43,6 @@ class _File:
     plain: bytes
     compressed: bytes
     tag: bytes
-    caching: bytes
 
 
 class StaticFiles:
@@ -63,7 +63,7 @@ class StaticFiles:
         if file is None:
             raise ConchError("Not Found", Code.NOT_FOUND)
         headers = [
-            (b"Content-Type", file.type), (b"Cache-Control", file.caching), (b"ETag", file.tag),
+            (b"Content-Type", file.type), _CACHING, (b"ETag", file.tag),
             (b"Vary", b"Accept-Encoding"), *_SECURITY,
         ]  # fmt: skip
         if exchange.headers.get(b"if-none-match") == file.tag:
@@ -78,7 +78,7 @@ def _read() -> list[tuple[str, _File]]:
     """Return the name and content of each file."""
     root = files(__package__).joinpath("static")
     found = [(entry.name, entry) for entry in root.iterdir() if entry.is_file()]
-    found += [(_HASHED + entry.name, entry) for entry in root.joinpath(_HASHED).iterdir()]
+    found += [(_FOLDER + entry.name, entry) for entry in root.joinpath(_FOLDER).iterdir()]
     return [(name, _file(name, entry.read_bytes())) for name, entry in found]
 
 
@@ -90,5 +90,4 @@ def _file(name: str, content: bytes) -> _File:
         content,
         compressor.compress(content) + compressor.flush(),
         b'"%b"' % sha256(content).hexdigest()[:16].encode(),
-        b"public, max-age=31536000, immutable" if name.startswith(_HASHED) else b"no-cache",
     )
