@@ -390,6 +390,12 @@ class Checkpoint:
         )
 
     @property
+    def media_extras(self) -> tuple[str, ...]:
+        """The pip extras that read the images and recordings of its prompts."""
+        kinds = {"image": "vision_config", "audio": "audio_config"}
+        return tuple(extra for extra, name in kinds.items() if self.reads_media and self.config.get(name))
+
+    @property
     def extra(self) -> str:
         """The pip extra of its engine."""
         return extra_of(self.engine)

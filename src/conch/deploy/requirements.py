@@ -311,14 +311,17 @@ def _of_checkpoint(directory: Path, overrides: Options) -> tuple[set[str], str, 
     document = _document(directory)
     options = overrides.over(document)
     engine, task, gguf = options.engine, options.task, False
+    media: tuple[str, ...] = ()
     if not options.model or local_path(directory, options.model) is not None:
         checkpoint = Checkpoint.open(directory, overrides, model_file=document)
         engine, task, gguf = checkpoint.engine, checkpoint.task, checkpoint.gguf is not None
+        media = checkpoint.media_extras
     extras = {extra_of(engine), *(_TEXT.get(engine, ()) if task in ("", TEXT_GENERATION) else ())}
     if any(part in task for part in _SOUND):
         extras.add("audio")
     elif any(part in task for part in _IMAGES):
         extras.add("image")
+    extras.update(media)
     if options.adapters and engine != "llamacpp":
         extras.add("lora")
     return extras, engine, task, gguf
