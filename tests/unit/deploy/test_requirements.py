@@ -75,6 +75,17 @@ def test_adapters_need_their_extra_wherever_they_are_named(tmp_path: Path) -> No
         assert set(read_requirements(tmp_path / repository, MOUNT).extras) & {"lora"} == lora
 
 
+def test_a_model_that_chats_about_images_needs_what_reads_them(tmp_path: Path) -> None:
+    config = json.dumps(
+        {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "vision_config": {"hidden_size": 8}}
+    )
+    files = {"config.json": config, "processor_config.json": "{}", "tokenizer.json": "{}"}
+    files["model.safetensors"] = "\2\0\0\0\0\0\0\0{}"
+    write(tmp_path, "m", 'backend: "huggingface"', {f"1/{name}": text for name, text in files.items()})
+    found = read_requirements(tmp_path, MOUNT)
+    assert (found.extras, found.writers) == (("huggingface", "image", "structured"), ("m",))
+
+
 @pytest.mark.parametrize(
     ("architecture", "kind", "extras"),
     [

@@ -129,3 +129,17 @@ def test_prompts_in_a_busy_batch_have_the_tokens_of_generate(served: Served) -> 
             got[progress.id] += progress.tokens
     for number, request in requests.items():
         assert got[number] == served.expected(request, *asked[number]), number
+
+
+@pytest.mark.parametrize(("cache_bytes", "kept"), [(1 << 20, True), (1, False)])
+def test_an_item_is_processed_once_as_long_as_the_cache_holds_it(cache_bytes: int, kept: bool, tmp_path: Path) -> None:
+    folder = write(tmp_path, "llava")
+    options = Options.from_values({"task": "text-generation", "media_cache_bytes": str(cache_bytes)})
+    reader = MediaProcessor(Checkpoint.open(folder, options))
+
+    def read(*files: bytes) -> list[Any]:
+        return reader.items(Request({"image": tensor("image", list(files))}, frozenset()))
+
+    first, second = read(picture(1), picture(2))
+    assert first.digest != second.digest
+    assert (read(picture(1)) == [first]) == kept
