@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +17,7 @@ from conch.checkpoints.options import Options
 from conch.convert.encoder.network import HEADS
 from conch.convert.plan import Plan
 from conch.convert.sentences import load
+from tests.task_checkpoints import sound_file, tone
 
 SIZES: Final[dict[str, Any]] = {
     "vocab_size": 99,
@@ -89,3 +92,13 @@ def _read(model: Any, ids: list[int], steps: int = 60, rows: int = 8, tokens: in
         optimizer.zero_grad()
     model.eval()
     torch.set_num_threads(threads)
+
+
+def spoken(folder: Path, texts: Sequence[str] = ()) -> Path:
+    """Write tones of the lengths of ``texts``, by default three, and the file that lists them for ``--data``."""
+    rows = []
+    for index, text in enumerate(texts or ("", "", "")):
+        (folder / f"{index}.wav").write_bytes(sound_file(tone(1.0 + 0.3 * index, seed=index)))
+        rows.append(json.dumps({"audio": f"{index}.wav", **({"text": text} if text else {})}))
+    (folder / "recordings.jsonl").write_text("\n".join(rows))
+    return folder / "recordings.jsonl"

@@ -37,7 +37,7 @@ def write_huggingface(
     copy(checkpoint, checkpoint_files(checkpoint, weights=weights, code="trust_remote_code" in parameters), version)
     for path in {file for variant in variants for file in variant.files}:
         target = version / path.relative_to(built)
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
     (model / "config.pbtxt").write_text(huggingface_config(parameters), encoding="utf-8")
 

@@ -32,6 +32,7 @@ from conch.convert.plan import Plan
 from conch.convert.publish import publish, require_free, workspace
 from conch.convert.report.page import report
 from conch.convert.report.table import short_report
+from conch.convert.speech.conversion import SpeechConversion
 from conch.convert.verdict import (
     NOT_ASKED_FOR,
     REFERENCE,
@@ -192,13 +193,14 @@ _ENCODERS: Final[Mapping[str, Sequence[str]]] = {
     "tensorrt": _GRAPHS,
     "openvino": (*_GRAPHS, "openvino"),
 }
-#: The same for language models.
+#: The same for language models, and for models that transcribe.
 _LANGUAGE_MODELS: Final[Mapping[str, Sequence[str]]] = {"openvino": ("openvino",)}
+SPEECH_RECOGNITION: Final = "automatic-speech-recognition"
 
 
 def needed(plan: Plan, task: str) -> list[str]:
     """Return the modules that the plan's variants need for ``task``."""
-    writes = task == TEXT_GENERATION
+    writes = task in (TEXT_GENERATION, SPEECH_RECOGNITION)
     by_backend = _LANGUAGE_MODELS if writes else _ENCODERS
     backends = ("openvino",) if writes and not plan.backends else plan.engines
     modules = [*_ALWAYS, *(module for backend in backends for module in by_backend.get(backend, ()))]
@@ -287,6 +289,8 @@ def conversion_of(checkpoint: Checkpoint) -> type[Conversion[Any, Any]]:
     """Return the conversion for the kind of model."""
     if checkpoint.task == TEXT_GENERATION:
         return CausalConversion
+    if checkpoint.task == SPEECH_RECOGNITION:
+        return SpeechConversion
     if checkpoint.task == "feature-extraction":
         return EmbeddingConversion
     ranks = checkpoint.task == "text-ranking" and is_causal(checkpoint.config)

@@ -126,7 +126,7 @@ def search_texts(file: Path | None = None) -> tuple[SearchTexts, SearchTexts]:
 
 def _search_columns(file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of columns with queries and passages, or with texts and no second one."""
-    rows = _read(file)
+    rows = read_rows(file)
     pairs = all(any(name in rows[0] for name in names) for names in _SEARCH)
     return _SEARCH if pairs else (_TEXT, ())
 
@@ -183,7 +183,8 @@ def _from_file(task: str, file: Path) -> list[TextSample]:
     return _samples(file, task, *_PAIRS.get(task, (_TEXT, ())))
 
 
-def _read(file: Path) -> list[Mapping[str, Any]]:
+def read_rows(file: Path) -> list[Mapping[str, Any]]:
+    """Return the rows of a ``--data`` file by column. Raises INVALID_ARG for an unreadable or empty file."""
     try:
         rows = list(_rows(file))
     except OSError as error:
@@ -197,7 +198,7 @@ def _read(file: Path) -> list[Mapping[str, Any]]:
 
 def _samples(file: Path, task: str, texts: Sequence[str], pairs: Sequence[str]) -> list[TextSample]:
     """Return the samples of a file, from the first of the columns ``texts`` and the first of ``pairs``."""
-    rows = _read(file)
+    rows = read_rows(file)
     first = _column(file, task, rows[0], texts)
     second = _column(file, task, rows[0], pairs) if pairs else None
     groups: dict[str, int] = {}

@@ -18,7 +18,10 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Request, Result, Strings
+from conch.backends.base.backend_base import versioned
+from conch.backends.graphs.openvino import CompileSettings
 from conch.backends.tasks import media
+from conch.backends.tasks.engines import choose
 from conch.backends.tasks.task import (
     ExecutionWork,
     OpenEngine,
@@ -36,8 +39,11 @@ from conch.backends.tasks.transformers import (
     stop_when_cancelled,
 )
 from conch.checkpoints.folder import Checkpoint
-from conch.core.errors import ConchError, invalid, one_line
+from conch.checkpoints.manifest import Variant
+from conch.core.errors import ConchError, invalid, one_line, unsupported
 from conch.core.inference import TensorSpec
+from conch.machine import extras
+from conch.machine.facts import usable_cores
 
 #: Default chunk length (s) of models without windows of their own; a sixth of it overlaps on each side.
 CHUNK_SECONDS: Final = 30
@@ -113,6 +119,8 @@ class SpeechRecognition(Task):
     report the language (``english``) if ``return_language`` is set. ``prompt`` is text before the recording, for
     Whisper.
 
+    A converted Whisper runs on OpenVINO, with everything else as transformers has it (``whisper``).
+
     Whisper transcribes long recordings window by window; each window begins where the last segment ended. Other models
     read overlapping chunks. The parameter ``chunk_length_s`` sets the chunk length (default 30 seconds) and makes
     Whisper read chunks too, which is faster on a GPU but less exact at the chunk borders. ``max_audio_seconds`` limits
@@ -130,7 +138,9 @@ class SpeechRecognition(Task):
     def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
         self.describe(checkpoint)
         media.require_sound(checkpoint.task)
-        self._pipeline: Any = load_pipeline("automatic-speech-recognition", checkpoint, device_of(open_engine))
+        device, instances = device_of(open_engine), int(getattr(open_engine, "instances", 1))
+        self._variant = served_variant(checkpoint, device)
+        self._pipeline: Any = open_pipeline(checkpoint, self._variant, device, instances)
         self._kind: str = self._pipeline.type
         self._rate = int(self._pipeline.feature_extractor.sampling_rate)
         self._window = int(getattr(self._pipeline.feature_extractor, "n_samples", 0))
@@ -140,8 +150,16 @@ class SpeechRecognition(Task):
         self._chunk = checkpoint.options.number("chunk_length_s", 0 if own_windows else CHUNK_SECONDS)
         self._lock = Lock()
         self._word_pipeline: Any = None
-        sound = media.example_sound(self._rate, self._shortest)
-        require_pipeline_tensors(self._pipeline, checkpoint, lambda: self._pipeline(_raw(sound, self._rate)))
+        if self._variant is None:  # an exported graph contains all of its weights
+            sound = media.example_sound(self._rate, self._shortest)
+            require_pipeline_tensors(self._pipeline, checkpoint, lambda: self._pipeline(_raw(sound, self._rate)))
+
+    @property
+    def runtime_facts(self) -> dict[str, str]:
+        variant = self._variant
+        if variant is None:
+            return {}
+        return {"engine": versioned(variant.engine), "precision": variant.precision, "variant": variant.name}
 
     def prepare(self, request: Request) -> PreparedSpeech:
         """Decode the audio and extract features.
@@ -296,7 +314,7 @@ class SpeechRecognition(Task):
         transformers derives word timestamps from the attention and switches the model to an implementation that returns
         it. On a shared model this would change the computation of other threads.
         """
-        if timestamps != "word" or self._kind != "seq2seq_whisper":
+        if timestamps != "word" or self._kind != "seq2seq_whisper" or self._variant is not None:
             return self._pipeline
         with self._lock:
             if self._word_pipeline is None:
@@ -330,6 +348,31 @@ class SpeechRecognition(Task):
                 "language": Strings(shape, languages),
             }
         )
+
+
+def served_variant(checkpoint: Checkpoint, device: str) -> Variant | None:
+    """Return the converted variant that serves a checkpoint; None if transformers runs its weights in PyTorch.
+
+    Raises UNSUPPORTED for a converted variant on a GPU.
+    """
+    engine, _, graph = choose(checkpoint, device.partition(":")[0])
+    if checkpoint.variant is None or engine == "torch" or graph is None:
+        return None
+    if device != "cpu":
+        raise unsupported(f"engine '{engine}' runs only on CPUs: set instance_group kind KIND_CPU, or engine torch")
+    return checkpoint.variant
+
+
+def open_pipeline(checkpoint: Checkpoint, variant: Variant | None, device: str = "cpu", instances: int = 1) -> Any:
+    """Load the pipeline over a converted ``variant``, or without one over the checkpoint's own weights."""
+    if variant is None:
+        return load_pipeline("automatic-speech-recognition", checkpoint, device)
+    extras.require(f"variant '{variant.name}' of '{checkpoint.source}'", "torch", "transformers", "openvino")
+    from conch.backends.tasks import whisper
+
+    threads = checkpoint.options.threads or usable_cores()
+    settings = CompileSettings(threads=threads, instances=instances, precision=variant.precision)
+    return whisper.load_pipeline(checkpoint, checkpoint.directory / variant.path, settings)
 
 
 def _raw(samples: media.Samples, rate: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -283,8 +283,8 @@ def export(network: CausalNetwork) -> Any:
         with silence_libraries():
             model = _traced(network, shapes)
             _name(model, shapes)
-            _reorder(model)
-            _make_stateful(model)
+            select_rows(model)
+            make_stateful(model)
             verify(model, network)
             verify_windows(model, network.module.config.get_text_config())
     except Exception as error:  # an error of torch's tracing or OpenVINO's frontend, or a mismatch
@@ -295,7 +295,19 @@ def export(network: CausalNetwork) -> Any:
 
 
 def _traced(network: CausalNetwork, shapes: Sequence[tuple[int, int]]) -> Any:
-    """Return the graph of one run with a past, which is among its inputs and outputs.
+    """Return the graph of one run with a past, which is among its inputs and outputs."""
+    import torch
+
+    rows, past, new = TRACED
+    ids = torch.randint(0, network.vocabulary, (rows, new), generator=torch.Generator().manual_seed(7))
+    mask = torch.ones((rows, past + new), dtype=torch.int64)
+    positions = torch.arange(past, past + new).repeat(rows, 1)
+    cache = [torch.zeros((rows, heads, past, width)) for heads, width in shapes]
+    return traced(_flat(network), (ids, mask, positions, *cache))
+
+
+def traced(module: Any, example: Sequence[Any]) -> Any:
+    """Return the graph of a module of torch, from a run with the tensors ``example``.
 
     Calls the frontend directly, because ``openvino.convert_model`` sends usage telemetry.
     """
@@ -304,13 +316,8 @@ def _traced(network: CausalNetwork, shapes: Sequence[tuple[int, int]]) -> Any:
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-    rows, past, new = TRACED
-    ids = torch.randint(0, network.vocabulary, (rows, new), generator=torch.Generator().manual_seed(7))
-    mask = torch.ones((rows, past + new), dtype=torch.int64)
-    positions = torch.arange(past, past + new).repeat(rows, 1)
-    cache = [torch.zeros((rows, heads, past, width)) for heads, width in shapes]
     with torch.no_grad(), additive_masks():
-        decoder = TorchScriptPythonDecoder(_flat(network), example_input=(ids, mask, positions, *cache))
+        decoder = TorchScriptPythonDecoder(module, example_input=tuple(example))
         frontend: Any = FrontEndManager().load_by_framework("pytorch")
         model: Any = frontend.convert(frontend.load(decoder))
     # OpenVINO can page only graphs in the form that this transformation creates.
@@ -318,9 +325,8 @@ def _traced(network: CausalNetwork, shapes: Sequence[tuple[int, int]]) -> Any:
     return model
 
 
-def _flat(network: CausalNetwork) -> Any:
-    """Return the network with keys and values as positional tensors."""
-    import torch
+def cache_of(tensors: Sequence[Any]) -> Any:
+    """Return transformers' cache with an initial past: the keys and values of each layer in turn."""
     from transformers.cache_utils import Cache, DynamicLayer
 
     class Layer(DynamicLayer):
@@ -332,13 +338,20 @@ def _flat(network: CausalNetwork) -> Any:
             self.dtype, self.device = keys.dtype, keys.device
             self.is_initialized = True
 
+    return Cache(layers=[Layer(*tensors[index : index + 2]) for index in range(0, len(tensors), 2)])
+
+
+def _flat(network: CausalNetwork) -> Any:
+    """Return the network with keys and values as positional tensors."""
+    import torch
+
     class Flat(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.network = network.module
 
         def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *past: Any) -> tuple[Any, ...]:
-            cache = Cache(layers=[Layer(*past[index : index + 2]) for index in range(0, len(past), 2)])
+            cache = cache_of(past)
             outputs = network.run(
                 cache,
                 input_ids=input_ids,
@@ -351,28 +364,35 @@ def _flat(network: CausalNetwork) -> Any:
     return Flat().eval()
 
 
-def _cache_names(count: int, prefix: str) -> list[str]:
+def cache_names(count: int, prefix: str) -> list[str]:
+    """Return the names of ``count`` tensors with the keys and values of each layer: ``prefix.0.key`` …"""
     return [f"{prefix}.{index // 2}.{('key', 'value')[index % 2]}" for index in range(count)]
 
 
 def _name(model: Any, shapes: Sequence[tuple[int, int]]) -> None:
     """Name inputs and outputs, and make the batch and text sizes dynamic."""
+    inputs: dict[str, Sequence[int]] = dict.fromkeys(TEXT_INPUTS, (-1, -1))
+    past = [(-1, heads, -1, width) for heads, width in shapes]
+    inputs |= zip(cache_names(len(shapes), "past_key_values"), past, strict=True)
+    name_ports(model, inputs, ["logits", *cache_names(len(shapes), "present")])
+
+
+def name_ports(model: Any, inputs: Mapping[str, Sequence[int]], outputs: Sequence[str]) -> None:
+    """Give inputs names and shapes (-1: any size), and outputs names. Raises INTERNAL if the trace lost an input."""
     import openvino
 
-    names = [*TEXT_INPUTS, *_cache_names(len(shapes), "past_key_values")]
-    free = [[-1, -1]] * len(TEXT_INPUTS) + [[-1, heads, -1, width] for heads, width in shapes]
-    if len(model.inputs) != len(names):
-        raise internal(f"the traced graph takes {len(model.inputs)} inputs and not {len(names)}: it ignores some")
-    for port, name, shape in zip(model.inputs, names, free, strict=True):
+    if len(model.inputs) != len(inputs):
+        raise internal(f"the traced graph takes {len(model.inputs)} inputs and not {len(inputs)}: it ignores some")
+    for port, (name, shape) in zip(model.inputs, inputs.items(), strict=True):
         port.get_tensor().set_names({name})
         port.get_node().set_friendly_name(name)
-        port.get_node().set_partial_shape(openvino.PartialShape(shape))
-    for port, name in zip(model.outputs, ["logits", *_cache_names(len(shapes), "present")], strict=True):
+        port.get_node().set_partial_shape(openvino.PartialShape(list(shape)))
+    for port, name in zip(model.outputs, outputs, strict=True):
         port.get_tensor().set_names({name})
     model.validate_nodes_and_infer_types()
 
 
-def _reorder(model: Any) -> None:
+def select_rows(model: Any) -> None:
     """Select the rows of the past by ``beam_idx``."""
     import openvino
     from openvino import opset13
@@ -389,13 +409,13 @@ def _reorder(model: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _make_stateful(model: Any) -> None:
+def make_stateful(model: Any) -> None:
     """Store each past in the graph's state, initially empty."""
     from openvino import opset13
     from openvino._offline_transformations import apply_make_stateful_transformation
 
     count = sum(port.get_any_name().startswith("past_key_values.") for port in model.inputs)
-    before, after = _cache_names(count, "past_key_values"), _cache_names(count, "present")
+    before, after = cache_names(count, "past_key_values"), cache_names(count, "present")
     apply_make_stateful_transformation(model, dict(zip(before, after, strict=True)))
     rows = opset13.gather(
         opset13.shape_of(model.input("input_ids"), output_type="i64"),

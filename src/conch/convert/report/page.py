@@ -187,6 +187,8 @@ def _named(variant: Variant, manifest: Manifest) -> str:
 def _measure_of(manifest: Manifest) -> str:
     if any("perplexity" in variant.agreement for variant in manifest.variants):
         return "difference of perplexity"
+    if any("transcripts" in variant.agreement for variant in manifest.variants):
+        return "share of words that differ from PyTorch's transcripts"
     if any(_cosine(variant) is not None for variant in manifest.variants):
         return "1 − smallest cosine of an output"
     return "what is missing of the task's metric"
@@ -199,6 +201,8 @@ def _apart(variant: Variant) -> float | None:
         return LEAST
     if "perplexity" in figures:
         return max(LEAST, abs(float(figures["perplexity"]["delta"])))
+    if "transcripts" in figures:
+        return max(LEAST, float(figures["transcripts"]["changed"]))
     cosine = _cosine(variant)
     if cosine is not None:
         return max(LEAST, 1 - cosine)

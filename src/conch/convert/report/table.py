@@ -138,8 +138,36 @@ class LanguageModelNotation(EncoderNotation):
         return f"write x{shape.batch}" if shape.tokens == 1 else f"read {shape.tokens}"
 
 
+class SpeechNotation(EncoderNotation):
+    """Formats figures of models that transcribe: the time for windows, and word error rates."""
+
+    unit = "median ms for windows"
+    speeds_heading = "windows x tokens"
+    legend = (
+        "Latency is the median time for so many windows of sound in one batch, with so many tokens written for each. "
+        + _SIZES
+        + "Word error rate is against the spoken texts, with its difference from PyTorch's and the 95 % interval of "
+        "that; changed is the word error rate against PyTorch's transcripts."
+    )
+
+    def agreement(self, figures: Mapping[str, Mapping[str, Any]]) -> str:
+        """Format as ``word error rate 5.21 % (+0.17 %: -0.10 … +0.42); changed 0.42 %``."""
+        parts = []
+        if "word_error_rate" in figures:
+            value, delta, low, high = (
+                100 * figures["word_error_rate"][name] for name in ("value", "delta", "low", "high")
+            )
+            interval = f" ({delta:+.2f} %: {low:+.2f} … {high:+.2f})" if delta or low or high else ""
+            parts.append(f"word error rate {value:.2f} %{interval}")
+        if "transcripts" in figures:
+            parts.append(f"changed {100 * figures['transcripts']['changed']:.2f} %")
+        return "; ".join(parts)
+
+
 def notation_of(manifest: Manifest) -> EncoderNotation:
     """Return the notation for the manifest's kind of model."""
+    if manifest.task == "automatic-speech-recognition":
+        return SpeechNotation()
     return LanguageModelNotation() if manifest.task == TEXT_GENERATION else EncoderNotation()
 
 

@@ -13,8 +13,10 @@ import transformers
 
 from conch.backends.base.arrays import Result
 from conch.backends.tasks.task import ExecutionWork, Task
+from conch.convert.run import convert
 from conch.core.errors import Code, ConchError
 from tests import task_checkpoints
+from tests.convert_checkpoints import no_progress, quick_plan, spoken
 from tests.task_checkpoints import RATE, sound_file, tone
 from tests.task_requests import answers, ask, open_task, texts
 
@@ -26,9 +28,15 @@ def whisper_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return task_checkpoints.whisper(tmp_path_factory.mktemp("whisper"))
 
 
-@pytest.fixture(scope="module")
-def whisper(whisper_folder: Path) -> Task:
-    return open_task(whisper_folder)
+@pytest.fixture(scope="module", params=["torch", "openvino"])
+def whisper(whisper_folder: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Task:
+    """Whisper in PyTorch, and converted: both are compared with the pipeline in PyTorch."""
+    if request.param == "torch":
+        return open_task(whisper_folder)
+    models = tmp_path_factory.mktemp("models")
+    data = spoken(tmp_path_factory.mktemp("data"))
+    convert(quick_plan(whisper_folder, models, data=data, batch_sizes=(1,), quantize=("none",)), no_progress)
+    return open_task(models / "m" / "1", variant="openvino-fp32")
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +261,16 @@ def test_sound_too_short_for_one_frame_is_refused(ctc: Task, count: int) -> None
 def test_the_shortest_sound_is_transcribed(ctc: Task, whisper: Task) -> None:
     assert len(texts(ctc, ask({"samples": SHORT[None, :400]}))) == 1
     assert len(texts(whisper, ask({"samples": SHORT[None, :1]}))) == 1
+
+
+def test_beams_are_those_of_the_pipeline(whisper: Task, whisper_pipeline: Any) -> None:
+    wanted = whisper_pipeline(raw(SHORT), generate_kwargs={"num_beams": 3})["text"]
+    assert texts(whisper, ask({"samples": SHORT[None]}, num_beams=3)) == [[wanted]]
+
+
+def test_engine_is_reported(whisper: Task, request: pytest.FixtureRequest) -> None:
+    converted = "openvino" in request.node.callspec.id
+    assert whisper.runtime_facts.get("variant") == ("openvino-fp32" if converted else None)
 
 
 @pytest.mark.parametrize("chunk", ["-1", "0.01"])
