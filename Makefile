@@ -12,6 +12,7 @@
 # make test-console               the console in a browser, and whether its built files match the source
 # make console                    builds the console, with npm
 # make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
+# make fuzz-requests              10,000 random requests to each route of OpenAI and Anthropic, over HTTP
 # make simulate                   random programs on a simulated server for ten minutes: make simulate SECONDS=60
 # make check                      format, lint, types and import layers
 # make bench                      measurements: make bench ARGS="serving --rounds 1"
@@ -54,7 +55,7 @@ LAST_PART := $(BENCHMARKS) $(patsubst %,tests/clients/test_%.py,openai anthropic
 
 CYCLES ?= 1000
 
-.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients test-monitoring console test-console announce fuzz simulate check bench soak docs docs-serve site-pages wheel
+.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients test-monitoring console test-console announce fuzz fuzz-requests simulate check bench soak docs docs-serve site-pages wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -130,6 +131,10 @@ FUZZ_SECONDS ?= 3600
 fuzz: $(STAMPS)/dev $(STAMPS)/models
 	-@$(PIP) atheris
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m tests.fuzz $(ARGS)
+
+REQUESTS ?= 10000
+fuzz-requests: $(STAMPS)/dev
+	$(BIN)/python -m tests.fuzz.http_requests --requests $(REQUESTS) $(ARGS)
 
 SECONDS ?= 600
 simulate: $(STAMPS)/dev

@@ -23,9 +23,11 @@ ADAPTERS = {"llama": ("red", "blue", "shared", "other"), "other": ("shared",)}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
     folder = tmp_path_factory.mktemp("adapters")
+    tokenizer = train_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} {% endfor %}"
     for name, adapters in ADAPTERS.items():
         version = folder / "models" / name / "1"
-        write_checkpoint(version, LlamaConfig, {"intermediate_size": 64}, train_tokenizer(), seed=len(name))
+        write_checkpoint(version, LlamaConfig, {"intermediate_size": 64}, tokenizer, seed=len(name))
         for seed, adapter in enumerate(adapters):
             write_adapter(version, version / adapter, seed)
         modules = json.dumps(json.dumps({adapter: adapter for adapter in adapters}))
@@ -74,6 +76,27 @@ def test_adapters_are_models_once_their_model_has_been_loaded(server: ConchServe
     assert get(server.http, "/v1/models/shared").status == 400
     assert complete(server, "llama:absent")[0] == complete(server, "other:red")[0] == 404
     assert "conch.adapters" in get(server.http, "/v2/models/llama/config").json()["parameters"]
+
+
+def test_adapter_is_a_model_of_every_route(server: ConchServer) -> None:
+    def chat(model: str, **more: Any) -> Any:
+        return reply_to("/v1/chat/completions", model, max_tokens=8, **messages, **more)["choices"][0]["message"]
+
+    def reply_to(path: str, model: str, **members: Any) -> Any:
+        status, _, reply = post(server, path, {"model": model, "temperature": 0, **members})
+        assert (status, reply.get("model")) == (200, model), reply
+        return reply
+
+    words = "How can you be"
+    messages = {"messages": [{"role": "user", "content": words}]}
+    texts = {name: chat("llama", lora_name=name)["content"] for name in ("", "red", "blue")}
+    assert len(set(texts.values())) == 3
+    for model, adapter in (("red", "red"), ("llama:blue", "blue")):
+        assert chat(model)["content"] == texts[adapter]
+        response = reply_to("/v1/responses", model, input=words, max_output_tokens=8)
+        assert response["output"][0]["content"][0]["text"] == texts[adapter]
+        message = reply_to("/v1/messages", model, max_tokens=8, **messages)
+        assert message["content"][0]["text"] == texts[adapter]
 
 
 def test_adapter_that_contradicts_the_model_is_refused(server: ConchServer) -> None:

@@ -30,7 +30,7 @@ class TritonPythonModel:
         asked = {name: value for name in DECLARED if (value := read(request, name)) is not None}
         sampling = json.loads(asked.get("sampling_parameters", "{}"))
         messages = json.loads(asked["messages"]) if "messages" in asked else None
-        text = messages[-1]["content"] if messages is not None else asked["text_input"]
+        text = (messages[-1].get("content") or "") if messages is not None else asked["text_input"]
         n, limit = sampling.get("n", 1), sampling.get("max_tokens", 1000)
         top, fail = sampling.get("logprobs"), None
         words = re.findall(r"\S+\s*", text)
