@@ -156,3 +156,13 @@ def test_every_metric_is_on_its_page() -> None:
     assert (
         shown - set(re.findall(r"^\| `([\w:]+)` \|", (DOCS / "metrics.md").read_text("utf-8"), re.MULTILINE)) == set()
     )
+
+
+def test_errors_on_their_page_are_those_of_the_code() -> None:
+    """Each fixed part of a message is in a string of the source; strings that continue on the next line are joined."""
+    sources = "\n".join(path.read_text("utf-8") for path in (DOCS.parent / "src" / "conch").rglob("*.py"))
+    code = re.sub(r"\{[^{}]*\}", "…", re.sub(r"\"\s+f?\"", "", sources))
+    messages = re.findall(r"^\| `([^`]+)`", (DOCS / "errors.md").read_text("utf-8"), re.MULTILINE)
+    assert len(messages) > 20
+    parts = [part.strip() for message in messages for part in message.split("…") if len(part.strip("' .;")) > 3]
+    assert [part for part in parts if part not in code] == []
