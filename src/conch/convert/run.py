@@ -6,6 +6,7 @@ Called by ``conch convert`` in its process.
 from __future__ import annotations
 
 import datetime
+import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,7 @@ from conch.core.errors import invalid
 from conch.core.sampling import TEXT_GENERATION
 from conch.machine import extras
 from conch.machine.facts import description, load_average, usable_cores
+from conch.machine.memory import heap_trim
 from conch.machine.processes import Interference, InterferenceMeter
 from conch.measure.reports.files import write_report
 from conch.measure.reports.text import markdown
@@ -260,6 +262,7 @@ def convert(plan: Plan, progress: Progress) -> ConvertedModel:
 
         load_before = load_average()
         variants = conversion.build()
+        _free_memory()
         built = [variant for variant in variants if isinstance(variant, BuiltVariant)]
         failed = [variant.to_manifest() for variant in variants if not isinstance(variant, BuiltVariant)]
         for variant in failed:
@@ -283,6 +286,13 @@ def convert(plan: Plan, progress: Progress) -> ConvertedModel:
         manifest = _write(conversion, manifest, built, work / "made")
         publish(work / "made", work, plan.repository, plan.folders, plan.overwrite)
     return ConvertedModel(manifest, tuple(plan.repository / name for name in plan.folders))
+
+
+def _free_memory() -> None:
+    """Free the networks and graphs of the exporters, which reference each other, before variants are opened."""
+    gc.collect()
+    if (trim := heap_trim()) is not None:
+        trim()
 
 
 def conversion_of(checkpoint: Checkpoint) -> type[Conversion[Any, Any]]:

@@ -7,6 +7,7 @@ milliseconds per gigabyte, so the server calls it in a thread.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections import defaultdict
@@ -42,6 +43,15 @@ def limits(controller: str, v2: Read, v1: Read, root: Path = Path("/"), process:
         else:
             continue
         yield from (limit for limit in bounds if limit is not None)
+
+
+def heap_trim() -> Callable[[], object] | None:
+    """Return a function that returns unused memory of the heap to the kernel; None if the C library has none."""
+    try:
+        malloc_trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return None
+    return lambda: malloc_trim(0)
 
 
 def seconds_throttled(process: int | str = "self", root: Path = Path("/")) -> float:

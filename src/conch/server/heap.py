@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import process_time
 from typing import Final
 
-from conch.machine.memory import resident_bytes
+from conch.machine.memory import heap_trim, resident_bytes
 
 PERIOD: Final = 0.5
 #: Maximum fraction of a core that an idle server uses.
@@ -82,11 +82,8 @@ class HeapTrimmer:
 
 def heap_trimmer() -> HeapTrimmer | None:
     """Start trimming; return None if the C library does not have ``malloc_trim``."""
-    try:
-        malloc_trim = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):
-        return None
-    return HeapTrimmer(lambda: malloc_trim(0))
+    trim = heap_trim()
+    return HeapTrimmer(trim) if trim is not None else None
 
 
 def use_one_heap() -> None:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from conch.convert.measure import Run, summary
 from conch.convert.plan import Plan
 from conch.convert.run import ConvertedModel, convert
 from conch.core.errors import Code, ConchError
+from conch.core.lengths import CPU_TOKENS
 from conch.measure.texts.shapes import Shape
 from tests.convert_checkpoints import no_progress, quick_plan
 from tests.text_checkpoints import write
@@ -263,6 +264,53 @@ def test_variant_that_answers_otherwise_is_refused_by_name_and_number(
     assert "onnxruntime-fp32.onnx" not in made.manifest.files
     with pytest.raises(ConchError, match=r"'onnxruntime-fp32' was refused .* is below 0\.999"):
         Checkpoint.open(made.folders[0] / "1", Options(variant="onnxruntime-fp32"))
+
+
+class Recorded(NetworkEngine):
+    """Another engine; records the shapes of its runs, with those of all engines opened before it."""
+
+    runs: ClassVar[list[list[tuple[int, int]]]] = []
+
+    def __init__(self, engine: NetworkEngine) -> None:
+        self.engine = engine
+        self.name, self.precision, self.variant = engine.name, engine.precision, engine.variant
+        self.inputs, self.outputs = engine.inputs, engine.outputs
+        self.shapes: list[tuple[int, int]] = []
+        self.runs.append(self.shapes)
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        rows, tokens = arrays["input_ids"].shape
+        self.shapes.append((rows, tokens))
+        return self.engine.run(arrays)
+
+
+@pytest.mark.parametrize("head", ["AutoModel", "AutoModelForSequenceClassification"])
+def test_runs_have_at_most_the_tokens_of_a_run_of_the_server(
+    head: str, tmp_path: Path, spoil: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write(tmp_path / "model", head, max_position_embeddings=2048)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 2048}))
+    long = [f"{word} " + "the station is open " * 300 for word in ("A", "The", "One")]
+    texts = [*long, *(f"The station has {number} buses." for number in range(30))]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    monkeypatch.setattr(Recorded, "runs", [])
+    monkeypatch.setattr(run, "write_report", lambda *arguments: None)  # its charts take longer than all runs
+    spoil("onnxruntime", Recorded)
+
+    convert(
+        plan(model, tmp_path / "models", data=tmp_path / "texts.txt", batch_sizes=(32,), sequence_lengths=(64,)),
+        no_progress,
+    )
+
+    everything = [shape for shapes in Recorded.runs for shape in shapes]
+    assert all(rows == 1 or rows * tokens <= CPU_TOKENS for rows, tokens in everything)
+    measured = (CPU_TOKENS // 64, 64)
+    assert measured in everything
+    # Engines keep the memory of their largest run, so that the one that is measured is another one.
+    for shapes in Recorded.runs:
+        assert measured not in shapes or max(tokens for _, tokens in shapes) <= CPU_TOKENS
+    assert max(tokens for _, tokens in everything) > CPU_TOKENS
 
 
 def test_variant_is_not_refused_because_its_differences_cannot_be_put_in_words(

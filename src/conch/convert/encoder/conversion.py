@@ -30,6 +30,7 @@ from conch.convert.encoder.evaluate import (
     arrays_of_shape,
     batches,
     batches_of_strangers,
+    divided,
     evaluate,
     greatest,
     neighbours,
@@ -45,6 +46,7 @@ from conch.convert.measure import Run, timed
 from conch.convert.plan import Plan
 from conch.convert.verdict import REFERENCE, BuiltVariant, FailedVariant
 from conch.core.errors import unsupported
+from conch.core.lengths import CPU_TOKENS, GPU_TOKENS
 from conch.measure.texts.shapes import Shape
 
 
@@ -186,6 +188,19 @@ class EncoderConversion(Conversion[Network, EncoderOutputs]):
     """Compares networks by their outputs for single texts."""
 
     in_memory_together = True
+    #: The length of the longest sample (tokens).
+    longest: int
+
+    @property
+    def run_tokens(self) -> int:
+        """The maximum number of tokens of a run, except of one text: that of the server.
+
+        With the layout ``triton``, NVIDIA's server runs whole batches.
+        """
+        if self.plan.layout == "triton":
+            return max(shape.batch * shape.tokens for shape in self.shapes)
+        usual = GPU_TOKENS if "tensorrt" in self.engines else CPU_TOKENS
+        return self.checkpoint.options.max_batch_tokens or usual
 
     @property
     def serving_engines(self) -> frozenset[str]:
@@ -208,7 +223,15 @@ class EncoderConversion(Conversion[Network, EncoderOutputs]):
         opened, outputs = self.run_variant(variant)
         if variant.name == REFERENCE:
             self.check_reference(outputs.outputs)
+        if self.longest > self.run_tokens:
+            # Engines keep the memory of their largest run, and all variants are in memory during the measurements.
+            del opened
+            opened = self.open_variant(variant)
         return opened, outputs
+
+    @abstractmethod
+    def open_variant(self, variant: BuiltVariant) -> Network:
+        """Open a variant as the server does."""
 
     @abstractmethod
     def run_variant(self, variant: BuiltVariant) -> tuple[Network, EncoderOutputs]:
@@ -263,11 +286,17 @@ class EncoderConversion(Conversion[Network, EncoderOutputs]):
         return target / ensemble.model, {variant.name: graph.name}
 
 
-def open_and_run(checkpoint: Checkpoint, head: str, device: str, arrays: Mapping[str, Array]) -> NetworkEngine:
-    """Return the engine of a variant after its first run."""
+def open_and_run(checkpoint: Checkpoint, head: str, device: str, parts: Sequence[Mapping[str, Array]]) -> NetworkEngine:
+    """Return the engine of a variant after its first runs."""
     engine = open_engine(checkpoint, head=head, device=device)
-    engine.run(arrays)
+    run_all(engine, parts)
     return engine
+
+
+def run_all(engine: NetworkEngine, parts: Sequence[Mapping[str, Array]]) -> None:
+    """Run a network on each of ``parts``."""
+    for arrays in parts:
+        engine.run(arrays)
 
 
 class NetworkConversion(EncoderConversion[NetworkEngine]):
@@ -293,8 +322,9 @@ class NetworkConversion(EncoderConversion[NetworkEngine]):
         self.labels = sentences.label_indices(self.samples, checkpoint.labels) if classifies else None
         #: Single sequences without padding, for calibrating the ranges of quantized activations.
         self.calibration = [batch.arrays for batch in batches(self.encoder, fitted, rows=(1,))]
-        self.batches = batches(self.encoder, self.samples)
-        self.strangers = batches_of_strangers(self.encoder, self.samples)
+        self.batches = batches(self.encoder, self.samples, budget=self.run_tokens)
+        self.longest = max(batch.arrays["input_ids"].shape[1] for batch in self.batches)
+        self.strangers = batches_of_strangers(self.encoder, self.samples, budget=self.run_tokens)
         self.words = EncoderAnswers(
             checkpoint.task,
             self.samples,
@@ -308,7 +338,7 @@ class NetworkConversion(EncoderConversion[NetworkEngine]):
         return VariantBuilder(load, self.calibration, self.folder, self.progress).build(variants)
 
     def run_variant(self, variant: BuiltVariant) -> tuple[NetworkEngine, EncoderOutputs]:
-        engine, encoder = self._open(variant), self.encoder
+        engine, encoder = self.open_variant(variant), self.encoder
         run = partial(
             evaluate,
             engine,
@@ -340,14 +370,18 @@ class NetworkConversion(EncoderConversion[NetworkEngine]):
 
     def runs(self, networks: Mapping[str, NetworkEngine], shape: Shape) -> dict[str, Run]:
         """Return one run of each network on the same arrays."""
-        arrays = arrays_of_shape(self.encoder, self.samples, shape)
-        return {name: timed(partial(engine.run, arrays)) for name, engine in networks.items()}
+        parts = self._parts(shape)
+        return {name: timed(partial(run_all, engine, parts)) for name, engine in networks.items()}
 
     def opening(self, variant: BuiltVariant) -> Opening:
         largest = max(self.shapes, key=lambda shape: shape.batch * shape.tokens)
-        return partial(open_and_run, *self._opened(variant), arrays_of_shape(self.encoder, self.samples, largest))
+        return partial(open_and_run, *self._opened(variant), self._parts(largest))
 
-    def _open(self, variant: BuiltVariant) -> NetworkEngine:
+    def _parts(self, shape: Shape) -> list[dict[str, Array]]:
+        """Return the inputs of the runs in which a request of ``shape`` is computed."""
+        return divided(arrays_of_shape(self.encoder, self.samples, shape), self.run_tokens)
+
+    def open_variant(self, variant: BuiltVariant) -> NetworkEngine:
         checkpoint, head, device = self._opened(variant)
         with silence_libraries():
             return open_engine(checkpoint, head=head, device=device)

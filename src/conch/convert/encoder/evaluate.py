@@ -6,7 +6,7 @@ similar length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Final
@@ -19,6 +19,7 @@ from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.convert.encoder.agreement import SampleOutputs, compare
 from conch.convert.sentences import TextSample
+from conch.core.lengths import CPU_TOKENS
 from conch.measure.texts.shapes import Shape
 
 #: Batch sizes for comparing networks, used in turn, because errors may occur only in some shapes.
@@ -36,20 +37,27 @@ class TokenBatch:
     arrays: dict[str, Array]
 
 
-def batches(encoder: InputEncoder, samples: Sequence[TextSample], rows: Sequence[int] = ROWS) -> list[TokenBatch]:
+def batches(
+    encoder: InputEncoder, samples: Sequence[TextSample], rows: Sequence[int] = ROWS, *, budget: int = CPU_TOKENS
+) -> list[TokenBatch]:
     """Batch the samples by length. Long texts are truncated regardless of the model's configuration."""
     tokens = tokenize(encoder, samples)
-    groups = by_length([len(text.ids) for text in tokens], rows)
+    groups = by_length([len(text.ids) for text in tokens], rows, budget=budget)
     return [TokenBatch(group, padded([tokens[index] for index in group], encoder.pad_id)) for group in groups]
 
 
-def by_length(lengths: Sequence[int], rows: Sequence[int] = ROWS) -> list[tuple[int, ...]]:
-    """Return groups of the indices of texts of similar ``lengths``, of ``rows`` texts in turn."""
+def by_length(lengths: Sequence[int], rows: Sequence[int] = ROWS, *, budget: int = CPU_TOKENS) -> list[tuple[int, ...]]:
+    """Return groups of the indices of texts of similar ``lengths``, of ``rows`` texts in turn.
+
+    ``budget`` limits a group's tokens with padding, except for a group of one text.
+    """
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     groups = []
     for count in cycle(rows):
         if not order:
             break
+        while count > 1 and count * lengths[order[:count][-1]] > budget:
+            count -= 1
         groups.append(tuple(order[:count]))
         del order[:count]
     return groups
@@ -82,6 +90,13 @@ def arrays_of_shape(encoder: InputEncoder, samples: Sequence[TextSample], shape:
     # Each row begins and ends with the special tokens of a text.
     ids[:, 0], ids[:, -1] = tokens[0].ids[0], tokens[0].ids[-1]
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+
+
+def divided(arrays: Mapping[str, Array], budget: int) -> list[dict[str, Array]]:
+    """Divide ``[rows, tokens]`` arrays into runs of at most ``budget`` tokens, and of at least one row."""
+    rows, tokens = arrays["input_ids"].shape
+    count = max(1, budget // tokens)
+    return [{name: array[start : start + count] for name, array in arrays.items()} for start in range(0, rows, count)]
 
 
 def evaluate(
@@ -164,10 +179,13 @@ class Neighbours:
     samples: int
 
 
-def batches_of_strangers(encoder: InputEncoder, samples: Sequence[TextSample]) -> list[TokenBatch]:
+def batches_of_strangers(
+    encoder: InputEncoder, samples: Sequence[TextSample], *, budget: int = CPU_TOKENS
+) -> list[TokenBatch]:
     """Return batches of texts of different lengths, from the shortest to the longest."""
     tokens = tokenize(encoder, samples)
-    groups = [[tokens[index] for index in group] for group in of_strangers([len(text.ids) for text in tokens])]
+    lengths = [len(text.ids) for text in tokens]
+    groups = [[tokens[index] for index in group] for group in of_strangers(lengths, budget=budget)]
     batches, done = [], 0
     for group in groups:
         batches.append(TokenBatch(tuple(range(done, done + len(group))), padded(group, encoder.pad_id)))
@@ -175,12 +193,17 @@ def batches_of_strangers(encoder: InputEncoder, samples: Sequence[TextSample]) -
     return batches
 
 
-def of_strangers(lengths: Sequence[int]) -> list[list[int]]:
-    """Return groups of the indices of texts of different ``lengths``, from the shortest to the longest."""
+def of_strangers(lengths: Sequence[int], *, budget: int = CPU_TOKENS) -> list[list[int]]:
+    """Return groups of the indices of texts of different ``lengths``, from the shortest to the longest.
+
+    ``budget`` limits a group's tokens with padding. Texts that never share a run are omitted if others do.
+    """
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    order = [index for index in order if 2 * lengths[index] <= budget] or order[:1]
     chosen = order[:: max(1, len(order) // MAX_ROWS)][:MAX_ROWS]
     count = max(1, len(chosen) // BATCH_ROWS)
-    return [chosen[first::count] for first in range(count)]
+    groups = [chosen[first::count] for first in range(count)]
+    return [[*group[: budget // lengths[group[-1]] - 1], group[-1]] for group in groups]
 
 
 def alone(batch: TokenBatch) -> list[TokenBatch]:

@@ -32,7 +32,7 @@ from conch.convert.encoder.agreement import SampleOutputs, TaskAgreement
 from conch.convert.encoder.candidates import DENSE_VECTOR, SPARSE_VECTOR, TOKEN_VECTORS, compare_order, contrasts
 from conch.convert.encoder.contrasts import EncoderAnswers
 from conch.convert.encoder.conversion import EncoderConversion, EncoderOutputs
-from conch.convert.encoder.evaluate import apart, by_length, of_strangers, padded
+from conch.convert.encoder.evaluate import apart, by_length, divided, of_strangers, padded
 from conch.convert.encoder.modules import contained
 from conch.convert.encoder.network import load_embedding, load_ranking
 from conch.convert.encoder.variants import VariantBuilder
@@ -67,20 +67,21 @@ def network_of(task: Task) -> EncoderNetwork:
     return task
 
 
-def compute(network: EncoderNetwork, ids: Array) -> None:
-    """Run a network on ``[sequences, tokens]``, and what follows it."""
-    sequences = [Tokens(row) for row in ids]
-    request = TextRequest(Request({}, frozenset()), sequences, 0, PromptTokens())
-    request.task = None
-    batch = PaddedBatch(sequences, [request] * len(sequences), network.encoder.pad_id)
-    outputs = network.engine.run(batch.arrays(network.engine.inputs, types=network.encoder.types))
-    list(network.extract(outputs, batch))
+def compute(network: EncoderNetwork, ids: Array, budget: int) -> None:
+    """Run a network on ``[sequences, tokens]`` in runs of at most ``budget`` tokens, and what follows it."""
+    for part in divided({"input_ids": ids}, budget):
+        sequences = [Tokens(row) for row in part["input_ids"]]
+        request = TextRequest(Request({}, frozenset()), sequences, 0, PromptTokens())
+        request.task = None
+        batch = PaddedBatch(sequences, [request] * len(sequences), network.encoder.pad_id)
+        outputs = network.engine.run(batch.arrays(network.engine.inputs, types=network.encoder.types))
+        list(network.extract(outputs, batch))
 
 
-def open_and_compute(checkpoint: Checkpoint, ids: Array) -> Task:
-    """Return the task of a variant after its first run."""
+def open_and_compute(checkpoint: Checkpoint, ids: Array, budget: int) -> Task:
+    """Return the task of a variant after its first runs."""
     task = open_task(checkpoint)
-    compute(network_of(task), ids)
+    compute(network_of(task), ids, budget)
     return task
 
 
@@ -105,7 +106,8 @@ class TaskConversion(EncoderConversion[AnyTask]):
         for name in checkpoint_files(checkpoint, weights=True, code=plan.trust_remote_code):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to((checkpoint.directory / name).resolve())
-        self._reference: AnyTask = self._open(BuiltVariant(REFERENCE, "torch", "fp32", None))
+        reference: Any = open_task(self._opened(BuiltVariant(REFERENCE, "torch", "fp32", None)))
+        self._reference: AnyTask = reference
 
     @abstractmethod
     def request(self, task: AnyTask, index: int) -> Request:
@@ -116,13 +118,14 @@ class TaskConversion(EncoderConversion[AnyTask]):
         """Return the outputs in the result of a sample."""
 
     def run_variant(self, variant: BuiltVariant) -> tuple[AnyTask, EncoderOutputs]:
-        task = self._reference if variant.name == REFERENCE else self._open(variant)
+        task = self.open_variant(variant)
         count = range(len(self.samples))
         lengths = [task.prepare(self.request(task, index)).length for index in count]
+        self.longest = max(lengths)
         by_index: dict[int, SampleOutputs] = {}
-        for group in by_length(lengths):
+        for group in by_length(lengths, budget=self.run_tokens):
             by_index |= zip(group, self._results(task, group), strict=True)
-        groups = of_strangers(lengths)
+        groups = of_strangers(lengths, budget=self.run_tokens)
         together = [output for group in groups for output in self._results(task, group)]
         alone = [output for group in groups for index in group for output in self._results(task, [index])]
         return task, EncoderOutputs([by_index[index] for index in count], apart(alone, together, max(map(len, groups))))
@@ -138,11 +141,13 @@ class TaskConversion(EncoderConversion[AnyTask]):
     def runs(self, networks: Mapping[str, AnyTask], shape: Shape) -> dict[str, Run]:
         """Return one run of each network on the same tokens, with what follows it."""
         ids = self._ids(shape)
-        return {name: timed(partial(compute, network_of(task), ids)) for name, task in networks.items()}
+        return {
+            name: timed(partial(compute, network_of(task), ids, self.run_tokens)) for name, task in networks.items()
+        }
 
     def opening(self, variant: BuiltVariant) -> Opening:
         largest = max(self.shapes, key=lambda shape: shape.batch * shape.tokens)
-        return partial(open_and_compute, self._opened(variant), self._ids(largest))
+        return partial(open_and_compute, self._opened(variant), self._ids(largest), self.run_tokens)
 
     def _ids(self, shape: Shape) -> Array:
         """Return the tokens of the samples as INT64 of exactly ``shape``."""
@@ -161,8 +166,8 @@ class TaskConversion(EncoderConversion[AnyTask]):
                 single["attention_mask"][0] = tokens.mask
         return list(arrays)
 
-    def _open(self, variant: BuiltVariant) -> Any:
-        return open_task(self._opened(variant))
+    def open_variant(self, variant: BuiltVariant) -> Any:
+        return self._reference if variant.name == REFERENCE else open_task(self._opened(variant))
 
     def _opened(self, variant: BuiltVariant) -> Checkpoint:
         """Return the checkpoint with only this variant."""

@@ -141,8 +141,10 @@ PRECISIONS: Final[dict[str, tuple[str, ...]]] = {
     "openvino": ("bf16", "int8", "fp16"),
     "tensorrt": ("fp16",),
 }
-#: The number of sequences for calibrating the ranges of activations; more change little and cost time.
+#: The number of sequences for calibrating the ranges of activations, and their length (tokens); more change little and
+#: cost time, and memory that grows with the square of the length.
 MAX_CALIBRATION_SAMPLES: Final = 96
+MAX_CALIBRATION_TOKENS: Final = 512
 
 
 def planned(backends: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:
@@ -310,8 +312,9 @@ class VariantBuilder:
 def spread(
     calibration: Sequence[Mapping[str, Array]], count: int = MAX_CALIBRATION_SAMPLES
 ) -> list[Mapping[str, Array]]:
-    """Return at most ``count`` of the sequences, evenly spaced; raises INVALID_ARG if there are none."""
+    """Return the beginnings of at most ``count`` sequences, evenly spaced; raises INVALID_ARG if there are none."""
     if not calibration:
         raise invalid("no calibration texts")
     positions = np.linspace(0, len(calibration) - 1, count) if len(calibration) > count else range(len(calibration))
-    return [calibration[round(position)] for position in positions]
+    chosen = [calibration[round(position)] for position in positions]
+    return [{name: array[:, :MAX_CALIBRATION_TOKENS] for name, array in arrays.items()} for arrays in chosen]

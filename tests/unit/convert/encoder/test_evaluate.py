@@ -13,7 +13,15 @@ from conch.backends.tasks.engines import NetworkEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import InputEncoder, open_encoder
-from conch.convert.encoder.evaluate import arrays_of_shape, as_served, batches, evaluate, padded
+from conch.convert.encoder.evaluate import (
+    arrays_of_shape,
+    as_served,
+    batches,
+    by_length,
+    evaluate,
+    of_strangers,
+    padded,
+)
 from conch.convert.sentences import TextSample
 from conch.measure.texts.shapes import Shape
 from tests.text_checkpoints import TEXTS, wordpiece
@@ -50,6 +58,14 @@ def test_batches_hold_every_sample_once_by_length(encoder: InputEncoder) -> None
     for batch in made:
         ids, mask = batch.arrays["input_ids"], batch.arrays["attention_mask"]
         assert (ids[mask == 0] == encoder.pad_id).all() and mask[:, 0].all()
+
+
+def test_batches_have_at_most_the_tokens_of_a_run() -> None:
+    lengths = [8, 8, 300, 500, 600, 4096]
+
+    assert by_length(lengths, budget=1024) == [(0, 1, 2), (3,), (4,), (5,)]
+    assert of_strangers(lengths, budget=1024) == [[0, 3]]
+    assert of_strangers([4096, 5000], budget=1024) == [[0]]
 
 
 def test_batches_of_one_are_without_padding(encoder: InputEncoder) -> None:

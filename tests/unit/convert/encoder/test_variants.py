@@ -123,6 +123,12 @@ def test_calibration_is_taken_evenly() -> None:
     assert [int(arrays["input_ids"][0, 0]) for arrays in variants.spread(sequences, 3)] == [0, 4, 9]
 
 
+def test_calibration_reads_the_beginning_of_long_texts() -> None:
+    sequences = [{"input_ids": np.ones((1, length))} for length in (8, 8192)]
+
+    assert [arrays["input_ids"].shape[1] for arrays in variants.spread(sequences)] == [8, 512]
+
+
 def test_calibration_needs_texts() -> None:
     with pytest.raises(ConchError, match="no calibration texts"):
         variants.spread([])
