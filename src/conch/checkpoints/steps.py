@@ -44,6 +44,8 @@ class Features:
     prompt_lengths: Sequence[int] = ()
     tasks: Sequence[str | None] = ()
     expansion: Array | None = None
+    #: INT64 ``[n]``, for ``input_ids`` of all texts one after another, without padding.
+    lengths: Array | None = None
 
 
 Step = Callable[[Features], None]
@@ -188,12 +190,15 @@ def _token_vectors(checkpoint: Checkpoint, module: Module) -> Step:
     table = np.ascontiguousarray(table)
 
     def apply(features: Features) -> None:
-        mask = features.arrays[MASK] if features.padded else None
-        ids = features.arrays[IDS]
-        empty = not ids.shape[1]
-        features.arrays[SENTENCE] = (
-            np.zeros((len(ids), table.shape[1]), np.float32) if empty else pool("mean", table[ids], mask)
-        )
+        assert features.lengths is not None
+        sums = np.zeros((len(features.lengths), table.shape[1]), np.float32)
+        ids, start = features.arrays[IDS], 0
+        # A third of the time of np.add.reduceat.
+        for row, length in enumerate(features.lengths.tolist()):
+            if length:
+                np.add.reduce(table.take(ids[start : start + length], 0), 0, out=sums[row])
+            start += length
+        features.arrays[SENTENCE] = sums / np.maximum(features.lengths, 1)[:, None].astype(np.float32)
 
     return apply
 

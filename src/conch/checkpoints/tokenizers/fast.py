@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from conch.checkpoints.tokenizers.tokenizer import (
     Truncation,
     refused,
 )
+from conch.checkpoints.tokenizers.words import WordIds, divides_at_spaces
 from conch.core.errors import one_line, unsupported
 
 #: Texts around a token that is decoded, so that it is never the first or last token.
@@ -167,6 +169,55 @@ def truncated_offsets(whole: Any, special: list[int], side: str) -> list[tuple[i
     return [(0, 0) if added else next(kept) for added in special]
 
 
+def left_of(ids: list[int], count: int, side: str) -> list[int]:
+    """Return ``count`` ids of those that remain if a text is cut off on ``side``."""
+    return ids[:count] if side == "right" else ids[max(0, len(ids) - count) :]
+
+
+class TokenTemplate(NamedTuple):
+    """The special tokens before, between and after one or two texts; ``types`` are of these and of each text."""
+
+    special: list[list[int]]
+    special_types: list[list[int]]
+    types: list[int]
+
+    @property
+    def size(self) -> int:
+        """The number of special tokens."""
+        return sum(map(len, self.special))
+
+    def joined(self, texts: Sequence[list[int]]) -> Ids:
+        """Return INT64 ids of ``texts`` with special tokens."""
+        ids = [*self.special[0]]
+        for text, special in zip(texts, self.special[1:], strict=True):
+            ids += text
+            ids += special
+        return np.array(ids, np.int64)
+
+    def joined_types(self, texts: Sequence[list[int]]) -> Ids:
+        """Return the INT64 types of these ids."""
+        types = [*self.special_types[0]]
+        for text, own, special in zip(texts, self.types, self.special_types[1:], strict=True):
+            types += [own] * len(text)
+            types += special
+        return np.array(types, np.int64)
+
+
+def template_of(fast: Any, *texts: str) -> TokenTemplate:
+    """Return the special tokens that a tokenizer of ``tokenizers`` adds to ``texts``, and the types of all tokens."""
+    encoding = fast.encode(*texts)
+    special: list[list[int]] = [[] for _ in range(len(texts) + 1)]
+    special_types: list[list[int]] = [[] for _ in range(len(texts) + 1)]
+    types: list[int] = []
+    for id, kind, owner in zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True):
+        if owner is None:
+            special[len(types)].append(id)
+            special_types[len(types)].append(kind)
+        elif owner == len(types):
+            types.append(kind)
+    return TokenTemplate(special, special_types, types)
+
+
 class FastTokenizer(TextTokenizer):
     """A tokenizer of ``tokenizers``.
 
@@ -192,12 +243,21 @@ class FastTokenizer(TextTokenizer):
         self.vocabulary = fast.get_vocab_size(with_added_tokens=True)
         self.types = types
         self.side = side
+        self._single: TokenTemplate
+        self._pair: TokenTemplate
         self._clean_up = clean_up and type(fast.model).__name__ != "BPE"
         # Few tokenizers give a single text types other than 0, and reading types takes time.
         self._types_of_one_text = any(fast.encode("").type_ids)
+        self.reread()
         self._shown = stream.pieces_of(fast)
         #: The tables without special tokens, by the special tokens that are kept: none, or those of the output format.
         self._skipped: dict[frozenset[int], stream.BytePieces | stream.TextPieces | None] = {}
+
+    def reread(self) -> None:
+        """Adapt to changes of ``fast``, whose normalizer and added tokens determine which words can be kept."""
+        self._words = WordIds(self.fast) if divides_at_spaces(self.fast) else None
+        if self._words is not None:
+            self._single, self._pair = template_of(self.fast, "a"), template_of(self.fast, "a", "a")
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         ids: list[int] = self._encodings([text], "the text", special_tokens=special_tokens)[0].ids
@@ -215,6 +275,12 @@ class FastTokenizer(TextTokenizer):
     ) -> Iterator[Tokens]:
         side = side or self.side
         types = types and self._types_of_one_text
+        if self._words is not None and not types and not offsets:
+            room = max(0, limit - self._single.size)
+            for ids in self._ids(texts, name):
+                kept = ids if len(ids) <= room else left_of(ids, room, side)
+                yield Tokens(self._single.joined([kept]), None, len(ids) + self._single.size)
+            return
         for start in range(0, len(texts), CHUNK):
             chunk = texts[start : start + CHUNK]
             for text, whole in zip(chunk, self._encodings(chunk, name, offsets=offsets), strict=True):
@@ -241,6 +307,18 @@ class FastTokenizer(TextTokenizer):
         side = side or self.side
         special = self.special_token_count(pair=True)
         room = limit - special
+        if self._words is not None:
+            known: tuple[dict[str, list[int]], ...] = tuple(
+                dict(zip(distinct, self._ids(list(distinct), name), strict=True))
+                for distinct, name in zip(map(dict.fromkeys, (firsts, seconds)), names, strict=True)
+            )
+            for first_text, second_text in zip(firsts, seconds, strict=True):
+                parts = [known[0][first_text], known[1][second_text]]
+                length = special + len(parts[0]) + len(parts[1])
+                if (lengths := truncated_lengths(len(parts[0]), len(parts[1]), room, truncation)) is not None:
+                    parts = [left_of(ids, count, side) for ids, count in zip(parts, lengths, strict=True)]
+                yield Tokens(self._pair.joined(parts), self._pair.joined_types(parts) if types else None, length)
+            return
         ones, twos = (
             self._parts(texts, name, limit, side) for texts, name in zip((firsts, seconds), names, strict=True)
         )
@@ -293,6 +371,13 @@ class FastTokenizer(TextTokenizer):
         except BaseException as error:
             raise refused(error, name) from None
         return encodings
+
+    def _ids(self, texts: Sequence[str], name: str) -> Iterator[list[int]]:
+        """Yield the ids of each text without special tokens, by its words."""
+        assert self._words is not None
+        encode = partial(self._encodings, name=name, special_tokens=False)
+        for start in range(0, len(texts), CHUNK):
+            yield from self._words.encode(texts[start : start + CHUNK], encode)
 
     def _shortened(self, text: str, limit: int, side: Side) -> Any:
         """Encode a text truncated to ``limit`` tokens on ``side``, including its special tokens."""

@@ -182,6 +182,10 @@ class TextTokenizer(ABC):
     side: Side
     fast: Any
 
+    def reread(self) -> None:
+        """Adapt to changes of ``fast``, before any text is encoded by another thread."""
+        return None
+
     @abstractmethod
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Encode a text, by default with the model's special tokens around it.

@@ -6,7 +6,7 @@ A pipeline tokenises the texts of a request (``prepare``) and embeds requests to
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -53,6 +53,7 @@ from conch.checkpoints.steps import (
 from conch.checkpoints.tokenizers.inputs import InputEncoder, read_truncation
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, refused
+from conch.checkpoints.tokenizers.words import WordIds, divides_at_spaces
 from conch.core.errors import ConchError, invalid, unsupported
 from conch.core.lengths import CPU_TOKENS, runs
 from conch.machine import extras
@@ -368,6 +369,7 @@ def lower_case(tokenizer: TextTokenizer) -> bool:
     own = tokenizer.fast.normalizer
     parts = [normalizers.Lowercase()] + ([own] if own is not None else [])
     tokenizer.fast.normalizer = normalizers.Sequence(parts)
+    tokenizer.reread()
     return True
 
 
@@ -385,6 +387,7 @@ def keep_whole(tokenizer: TextTokenizer, prefixes: Sequence[str]) -> None:
                 from tokenizers import AddedToken
 
                 fast.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+                tokenizer.reread()
             break
 
 
@@ -405,7 +408,9 @@ class TablePipeline(Pipeline):
         self._part = checkpoint.part(first.path)
         self._limit = 0
         self._fast: Any
-        if first.kind == "StaticEmbedding":
+        #: Whether its first module averages the vectors of tokens, which needs no padding.
+        self._averages = first.kind == "StaticEmbedding"
+        if self._averages:
             self._fast = self._own_tokenizer(checkpoint, first)
         else:
             self._fast = self.tokenizer.fast
@@ -414,6 +419,7 @@ class TablePipeline(Pipeline):
             settings = self._part.json("tokenizer_config.json") or {}
             limit = settings.get("model_max_length")
             self._limit = int(limit) if isinstance(limit, int | float) and 0 < limit < 10**9 else 0
+        self._words = WordIds(self._fast) if divides_at_spaces(self._fast) else None
         self._steps = Steps(checkpoint, modules, Vocabulary(self._fast.get_vocab_size(), self._fast.token_to_id))
         self._budget = checkpoint.options.max_batch_tokens or CPU_TOKENS
 
@@ -443,37 +449,35 @@ class TablePipeline(Pipeline):
 
     def prepare(self, request: Request, texts: Sequence[str], prompt: str, task: str | None) -> TextRequest:
         texts = [prompt + text for text in texts] if prompt else texts
-        try:
-            encodings = self._fast.encode_batch_fast(texts, add_special_tokens=False)
-        except BaseException as error:
-            raise refused(error, "input 'text_input'") from None
         side, limit = read_truncation(request.parameters)
         limit = min(filter(None, (limit, self._limit)), default=0)
+        encode = self._words.encode if self._words is not None else _library_ids
         sequences = []
-        for encoding in encodings:
-            ids = np.array(encoding.ids, np.int64)
+        for ids in encode(texts, self._encodings):
             kept = ids[-limit:] if side == "left" else ids[: limit or None]
-            sequences.append(Tokens(kept, None, len(ids)))
-        truncated = sum(len(sequence.ids) < sequence.length for sequence in sequences)
+            sequences.append(Tokens(np.array(kept, np.int64), None, len(ids)))
+        truncated = sum([len(sequence.ids) < sequence.length for sequence in sequences])
         prepared = TextRequest(request, sequences, truncated, PromptTokens())
         prepared.pipeline, prepared.task = self, task
         return prepared
 
+    def _encodings(self, texts: Sequence[str]) -> list[Any]:
+        try:
+            encodings: list[Any] = self._fast.encode_batch_fast(texts, add_special_tokens=False)
+        except BaseException as error:
+            raise refused(error, "input 'text_input'") from None
+        return encodings
+
     def execute(self, batch: Sequence[Any], work: ExecutionWork) -> list[Result | ConchError]:
         sequences = [sequence for request in batch for sequence in request.sequences]
         tasks = [request.task for request in batch for _ in request.sequences]
-        values: list[Any] = [None] * len(sequences)
         lengths = np.array([len(sequence.ids) for sequence in sequences])
-        for indices in runs([max(1, length) for length in lengths.tolist()], budget=self._budget):
-            own = lengths[indices]
-            longest = int(own.max())
-            mask = (np.arange(longest) < own[:, None]).astype(np.int64)
-            ids = np.zeros(mask.shape, np.int64)
-            ids[mask > 0] = np.concatenate([sequences[index].ids for index in indices])
-            work.add(int(own.sum()), ids.size, len(indices))
-            features = Features(
-                {IDS: ids, MASK: mask}, padded=bool((own < longest).any()), tasks=[tasks[index] for index in indices]
-            )
+        values: list[Any] = [None] * len(sequences)
+        for indices in self._divide(lengths):
+            own, ids = lengths[indices], np.concatenate([sequences[index].ids for index in indices])
+            features = Features({IDS: ids}, lengths=own) if self._averages else _padded(ids, own)
+            features.tasks = [tasks[index] for index in indices]
+            work.add(int(own.sum()), features.arrays[IDS].size, len(indices))
             for index, value in zip(indices, values_of(self.model, self._steps(features)), strict=True):
                 values[index] = value
         results: list[Result | ConchError] = []
@@ -483,3 +487,22 @@ class TablePipeline(Pipeline):
             results.append(completed(request, values[start:end], result_of))
             start = end
         return results
+
+    def _divide(self, lengths: Array) -> list[list[int]]:
+        """Return the indices of the texts of each run; without padding, one run has all."""
+        if self._averages:
+            return [list(range(len(lengths)))]
+        return runs(np.maximum(lengths, 1).tolist(), budget=self._budget)
+
+
+def _padded(ids: Array, lengths: Array) -> Features:
+    """Return the features of texts, whose ``ids`` follow one another."""
+    longest = int(lengths.max())
+    mask = (np.arange(longest) < lengths[:, None]).astype(np.int64)
+    padded = np.zeros(mask.shape, np.int64)
+    padded[mask > 0] = ids
+    return Features({IDS: padded, MASK: mask}, padded=bool((lengths < longest).any()))
+
+
+def _library_ids(texts: Sequence[str], encode: Callable[[Sequence[str]], list[Any]]) -> list[list[int]]:
+    return [encoding.ids for encoding in encode(texts)]
