@@ -62,7 +62,9 @@ def _wanted(name: str) -> list[str]:
 
 def _contents(name: str) -> str:
     """What identifies an environment: changes when another one must be made."""
-    return hashlib.sha256("\n".join([sys.version, *_wanted(name), CONSTRAINTS.read_text()]).encode()).hexdigest()
+    wanted = _wanted(name)
+    constraints = [CONSTRAINTS.read_text()] if str(CONSTRAINTS) in wanted else []
+    return hashlib.sha256("\n".join([sys.version, *wanted, *constraints]).encode()).hexdigest()
 
 
 @contextlib.contextmanager
