@@ -1,0 +1,204 @@
+// Drives the console in Chromium: node browser.mjs SCENARIO ADDRESS [FOLDER]. Prints what is wrong; the exit status is 1 then.
+import { createRequire } from 'node:module'
+import { readFileSync } from 'node:fs'
+
+const require = createRequire(new URL('../../console/package.json', import.meta.url))
+const { chromium } = require('playwright-core')
+const axe = readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8')
+
+const [scenario, address, folder] = process.argv.slice(2)
+const SWITCHES = [
+  '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
+  '--disable-component-update', '--disable-sync',
+]
+const problems = []
+const check = (condition, text) => condition || problems.push(text)
+
+const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: SWITCHES })
+
+/** A page whose console errors are problems; `expected` matches those that the scenario provokes. */
+async function open(options = {}, expected = null) {
+  const context = await browser.newContext({ viewport: { width: 1360, height: 900 }, ...options })
+  const page = await context.newPage()
+  page.setDefaultTimeout(40_000)
+  page.on('console', (message) => {
+    if (message.type() === 'error' && !expected?.test(message.text())) problems.push(`console: ${message.text()}`)
+  })
+  page.on('pageerror', (error) => problems.push(`error in the page: ${error.message}`))
+  page.on('request', (request) => {
+    const url = request.url()
+    check(/^(data|blob):/.test(url) || url.startsWith(address), `a request to ${url}`)
+  })
+  return page
+}
+
+const go = (page, hash = '') => page.goto(`${address}/console/${hash}`)
+const live = (page) => page.locator('.status', { hasText: /Live/ }).waitFor()
+const model = (name, query = '') => `#/models/${name}${query}`
+
+async function findings(page, name) {
+  await page.evaluate(axe)
+  const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ['violations'] }))
+  for (const { id, nodes } of violations) problems.push(`${name}: axe ${id}: ${nodes[0].html.slice(0, 200)}`)
+}
+
+const scenarios = {
+  /** Every page in both themes and on a phone: no findings of axe, no error, nothing wider than the screen. */
+  async pages() {
+    const pages = {
+      overview: ['', 'tbody tr'],
+      model: [model('echo'), '.tiles'],
+      ensemble: [model('chain', '?tab=steps'), 'svg .node'],
+      configuration: [model('echo', '?tab=configuration'), 'li.completed'],
+      log: [model('echo', '?tab=log'), '[role=log] p'],
+      playground: ['#/playground/echo', 'form textarea'],
+      missing: ['#/nowhere', 'h1'],
+    }
+    const views = {
+      light: { colorScheme: 'light' },
+      dark: { colorScheme: 'dark' },
+      phone: { colorScheme: 'light', viewport: { width: 360, height: 780 } },
+    }
+    for (const [view, options] of Object.entries(views)) {
+      const page = await open({ ...options, reducedMotion: 'reduce' })
+      for (const [name, [hash, selector]] of Object.entries(pages)) {
+        await page.goto('about:blank')
+        await go(page, hash)
+        await page.locator(selector).first().waitFor()
+        await live(page)
+        await findings(page, `${name}, ${view}`)
+        const wider = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth)
+        check(wider <= 0, `${name}, ${view}: ${wider} pixels wider than the screen`)
+        if (folder) await page.screenshot({ path: `${folder}/${name}-${view}.png` })
+      }
+      await page.context().close()
+    }
+  },
+
+  /** Everything can be reached with the keyboard, and the page says where the focus is. */
+  async keyboard() {
+    const page = await open()
+    await go(page)
+    await live(page)
+    await page.keyboard.press('/')
+    await page.keyboard.type('cha')
+    await page.locator('tbody tr').nth(1).waitFor({ state: 'detached' })
+    await page.keyboard.press('Tab')
+    for (let step = 0; step < 30; step += 1) {
+      const text = await page.evaluate(() => document.activeElement?.textContent?.trim())
+      if (text === 'chain') break
+      await page.keyboard.press('Tab')
+    }
+    await page.keyboard.press('Enter')
+    await page.getByRole('heading', { name: 'chain' }).waitFor()
+    await page.getByRole('tab', { name: 'Statistics' }).focus()
+    await page.keyboard.press('ArrowRight')
+    await page.locator('svg .node').first().waitFor()
+  },
+
+  /** A model is unloaded, loaded and reloaded. */
+  async control() {
+    const page = await open({}, /404/)
+    await go(page, model('other'))
+    await page.getByRole('button', { name: 'Load', exact: true }).click()
+    await page.getByRole('button', { name: 'Reload' }).waitFor()
+    await page.getByRole('button', { name: 'Unload' }).click()
+    await page.locator('.state', { hasText: 'Unloaded' }).waitFor()
+    await page.getByRole('button', { name: 'Load', exact: true }).waitFor()
+  },
+
+  /** Tensors go to a model and come back, and the request is shown as code. */
+  async tensors() {
+    const page = await open()
+    await go(page, '#/playground/echo')
+    await page.getByLabel('IN', { exact: true }).fill('1 two')
+    await page.getByText("'two' is not a number").waitFor()
+    await page.getByLabel('IN', { exact: true }).fill('1 2.5 4')
+    await page.getByRole('button', { name: 'Run' }).click()
+    await page.getByLabel('Values of OUT').getByText('1, 2.5, 4').waitFor()
+    await page.getByText('This request as code').click()
+    for (const [language, part] of [['curl', '/v2/models/echo/infer'], ['Python', 'requests.post'], ['tritonclient', 'InferInput("IN"']]) {
+      await page.getByRole('button', { name: language }).click()
+      check((await page.getByLabel('Code', { exact: true }).textContent()).includes(part), `${language} lacks ${part}`)
+    }
+  },
+
+  /** A chat of 10,000 tokens arrives whole, and the page stays usable. The server's part is played here. */
+  async stream() {
+    const page = await open()
+    await page.route('**/console/models/echo', async (route) => {
+      const response = await route.fetch()
+      const body = await response.json()
+      await route.fulfill({ response, json: { ...body, facts: { ...body.facts, chat_template: 'yes' } } })
+    })
+    const words = Array.from({ length: 10_000 }, (_, index) => ` w${index}`)
+    const chunk = (delta) => `data: ${JSON.stringify({ choices: [{ index: 0, delta }] })}\n\n`
+    const body = words.map((content) => chunk({ content })).join('') + 'data: [DONE]\n\n'
+    await page.route('**/v1/chat/completions', (route) => route.fulfill({ contentType: 'text/event-stream', body }))
+    await go(page, '#/playground/echo')
+    await page.getByLabel('Message', { exact: true }).fill('Hello')
+    await page.keyboard.press('Enter')
+    await page.getByText('first token after').waitFor()
+    const text = await page.locator('li.assistant .text').textContent()
+    check(text === words.join(''), `the text has ${text.length} characters, not ${words.join('').length}`)
+    await page.getByRole('button', { name: 'New conversation' }).click()
+    await page.getByText('Send a message').waitFor()
+  },
+
+  /** The console asks for a key, and uses it. */
+  async keys() {
+    const page = await open({}, /401|Unauthorized/)
+    await go(page)
+    await page.getByLabel('API key', { exact: true }).fill('secret')
+    await page.getByRole('button', { name: 'Use' }).click()
+    await live(page)
+    await page.getByText('echo').first().waitFor()
+  },
+
+  /** A model that loads is shown as loading, and then as ready. */
+  async loading() {
+    const page = await open({}, /ERR_CONNECTION/)
+    // The port opens some time after the start of the process.
+    for (let attempt = 0; attempt < 100; attempt += 1) {
+      if (await go(page).then(() => true, () => false)) break
+      await page.waitForTimeout(300)
+    }
+    await page.locator('tr', { hasText: 'slow' }).locator('.state', { hasText: 'Loading' }).waitFor()
+    await page.locator('tr', { hasText: 'slow' }).locator('.state', { hasText: 'Ready' }).waitFor()
+  },
+
+  /** A server that disappears is noticed, and so is its return. The caller restarts it after each line of output. */
+  async reconnect() {
+    const page = await open({}, /ERR_CONNECTION|Failed to load|ERR_INCOMPLETE|network/i)
+    await go(page)
+    await live(page)
+    console.log('stop it')
+    await page.getByRole('alert').waitFor()
+    console.log('start it')
+    await live(page)
+    check((await page.getByRole('alert').count()) === 0, 'the alert stays')
+  },
+
+  /** Two hundred models are listed, found and sorted. */
+  async many() {
+    const page = await open()
+    await go(page)
+    await page.locator('tbody tr').nth(200).waitFor()
+    await page.getByRole('searchbox').fill('chain_117')
+    await page.locator('tbody tr').nth(1).waitFor({ state: 'detached' })
+    await page.getByRole('link', { name: 'chain_117' }).waitFor()
+    await page.getByRole('searchbox').fill('')
+    await page.getByRole('button', { name: 'Model', exact: true }).click()
+    await page.locator('tbody tr').first().getByText('echo').waitFor()
+    await findings(page, 'two hundred models')
+  },
+}
+
+try {
+  await scenarios[scenario]()
+} catch (error) {
+  problems.push(String(error.message))
+}
+await browser.close()
+for (const problem of new Set(problems)) console.error(problem)
+process.exit(problems.length ? 1 : 0)

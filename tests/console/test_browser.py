@@ -1,0 +1,120 @@
+"""The console in Chromium; ``browser.mjs`` has the scenarios. ``make test-console`` runs these tests.
+
+Screenshots of every page are written to ``build/console-screenshots``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from tests.servers import ConchServer
+
+_ROOT = Path(__file__).parents[2]
+_SCRIPT = Path(__file__).with_name("browser.mjs")
+_SCREENSHOTS = _ROOT / "build" / "console-screenshots"
+_SECONDS = 170
+#: Maximum size of all scripts, compressed (bytes).
+_BUDGET = 250_000
+
+_ECHO = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        print("the model is there", flush=True)
+        time.sleep({seconds})
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in inputs]
+"""
+_TENSOR = '{ name: "%s" data_type: TYPE_FP32 dims: [ -1 ] }'
+_CONFIG = f"input [{_TENSOR % 'IN'}] output [{_TENSOR % 'OUT'}]"
+_STEP = """{{ model_name: "echo" model_version: -1
+    input_map {{ key: "IN" value: "{}" }} output_map {{ key: "OUT" value: "{}" }} }}"""
+
+
+def add_model(folder: Path, name: str, seconds: int = 0) -> None:
+    """Add a model that returns its input and takes ``seconds`` to load."""
+    (folder / name / "1").mkdir(parents=True)
+    (folder / name / "1" / "model.py").write_text(_ECHO.format(seconds=seconds))
+    (folder / name / "config.pbtxt").write_text(f'backend: "python" {_CONFIG}')
+
+
+def add_chain(folder: Path, name: str) -> None:
+    """Add an ensemble with two steps of the model ``echo``."""
+    (folder / name / "1").mkdir(parents=True)
+    steps = ", ".join(_STEP.format(source, target) for source, target in (("IN", "MIDDLE"), ("MIDDLE", "OUT")))
+    (folder / name / "config.pbtxt").write_text(
+        f'platform: "ensemble" {_CONFIG} ensemble_scheduling {{ step [ {steps} ] }}'
+    )
+
+
+def run(scenario: str, server: ConchServer) -> None:
+    """Run a scenario; fails with everything that it found wrong."""
+    _SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    command = ["node", str(_SCRIPT), scenario, f"http://{server.http}", str(_SCREENSHOTS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
+    folder = tmp_path_factory.mktemp("models")
+    add_model(folder, "echo")
+    add_model(folder, "other")
+    add_chain(folder, "chain")
+    with ConchServer(folder, "--model-control-mode=explicit", "--load-model=chain") as started:
+        yield started
+
+
+@pytest.mark.parametrize("scenario", ["pages", "keyboard", "control", "tensors", "stream"])
+def test_console(server: ConchServer, scenario: str) -> None:
+    run(scenario, server)
+
+
+def test_console_asks_for_a_key(tmp_path: Path) -> None:
+    add_model(tmp_path, "echo")
+    with ConchServer(tmp_path, env={"CONCH_API_KEY": "secret"}) as server:
+        run("keys", server)
+
+
+def test_console_shows_a_load_under_way(tmp_path: Path) -> None:
+    add_model(tmp_path, "slow", seconds=15)
+    with ConchServer(tmp_path, wait=False) as server:
+        run("loading", server)
+
+
+def test_console_notices_that_a_server_disappears_and_returns(tmp_path: Path) -> None:
+    add_model(tmp_path, "echo")
+    server = ConchServer(tmp_path)
+    command = ["node", str(_SCRIPT), "reconnect", f"http://{server.http}"]
+    with server, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as page:
+        assert page.stdout is not None
+        assert page.stdout.readline() == "stop it\n"
+        server.stop()
+        assert page.stdout.readline() == "start it\n"
+        with server:
+            _, errors = page.communicate(timeout=_SECONDS)
+        assert page.returncode == 0, errors
+
+
+def test_console_lists_two_hundred_models(tmp_path: Path) -> None:
+    add_model(tmp_path, "echo")
+    for number in range(200):
+        add_chain(tmp_path, f"chain_{number}")
+    with ConchServer(tmp_path) as server:
+        run("many", server)
+
+
+def test_scripts_stay_within_their_budget() -> None:
+    assets = files("conch.frontends.http.console").joinpath("static", "assets")
+    scripts = [entry.read_bytes() for entry in assets.iterdir() if entry.name.endswith(".js")]
+    assert 0 < sum(len(gzip.compress(script)) for script in scripts) < _BUDGET
