@@ -21,6 +21,7 @@
 # make docs-serve                 the site on http://localhost:8008
 # make wheel                      dist/conch_server-*.whl
 # make release                    the packages of the commit, checked, with a bill of materials: make release TAG=v0.2.0
+# make pictures                   the README's pictures of reports, with Chromium
 # make install-sizes              the table of docs/README.md: what each extra installs
 #
 # Each installs what it needs into .venv, once.  Another interpreter or place:
@@ -55,7 +56,7 @@ LAST_PART := $(BENCHMARKS) $(patsubst %,tests/clients/test_%.py,openai anthropic
 
 CYCLES ?= 1000
 
-.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients test-monitoring console test-console announce fuzz fuzz-requests simulate check bench soak docs docs-serve site-pages wheel
+.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients test-monitoring console test-console announce fuzz fuzz-requests simulate check bench soak docs docs-serve site-pages wheel release install-sizes pictures
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -180,6 +181,9 @@ release: .venv-release/stamps/release
 
 install-sizes: $(STAMPS)/engines
 	$(BIN)/python -m release.install_sizes
+
+pictures: $(STAMPS)/engines
+	$(BIN)/python -m release.pictures
 
 announce:
 	@echo "All tests take about 25 minutes on two cores (make test-fast: one and a half), and 3 GB of disk."
