@@ -43,6 +43,7 @@ DOCUMENTS = (
     "backends.md",
     "caching.md",
     "perf.md",
+    "monitoring.md",
     "reports.md",
     "stores.md",
     "tracing.md",
