@@ -207,10 +207,12 @@ def test_the_lowest_versions_are_those_that_are_declared() -> None:
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", document(name)):
         file, _, place = target.partition("#")
+        if not place:  # a page or a picture, see below
+            continue
         text = document(file or name)
         headings = {re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
                     for line in text.splitlines() if line.startswith("#")}  # fmt: skip
-        assert not place or place in headings, target
+        assert place in headings, target
 
 
 @pytest.mark.parametrize("page", PAGES)
