@@ -6,6 +6,7 @@ and ``splade`` are MiniLM with a head of random weights, ``static`` is a table o
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -56,15 +57,15 @@ def repository(home: Path, folders: dict[str, Path]) -> Path:
 
 
 def _large(folder: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-    from transformers import AutoTokenizer, BertConfig, BertModel
+    """Write MiniLM's folder with another network, which the older sentence-transformers of peers read, too."""
+    from transformers import BertConfig, BertModel
 
+    shutil.copytree(checkpoint(), folder, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", "*.onnx"))
     config = BertConfig(hidden_size=1024, num_hidden_layers=2, num_attention_heads=16, intermediate_size=4096)
-    network = folder / "network"
-    BertModel(config).save_pretrained(network)
-    AutoTokenizer.from_pretrained(checkpoint()).save_pretrained(network)
-    SentenceTransformer(str(network), device="cpu").save(str(folder), create_model_card=False)
-    shutil.rmtree(network)
+    BertModel(config).save_pretrained(folder)
+    pooling = folder / "1_Pooling" / "config.json"
+    settings = {**json.loads(pooling.read_text()), "word_embedding_dimension": config.hidden_size}
+    pooling.write_text(json.dumps(settings))
 
 
 def _ranker(folder: Path) -> None:
