@@ -1,1 +1,0 @@
-import{a as e,i as t,n,r,t as i}from"./index-P6qVc5C4.js";var a=r(`<h1> </h1>`);function o(r,o){var s=a(),c=e(s,!0);t(()=>i(c,o.name)),n(r,s)}export{o as default};

@@ -1,1 +1,0 @@
-import{n as e,o as t,r as n}from"./index-P6qVc5C4.js";t();var r=n(`<h1>Playground</h1>`);function i(t){var n=r();e(t,n)}export{i as default};
