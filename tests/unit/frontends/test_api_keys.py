@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conch.core.errors import ConchError
+from conch.frontends import api_keys
 from conch.frontends.api_keys import NO_KEYS, ApiKeys
 
 
@@ -53,3 +54,29 @@ def test_missing_file_and_empty_variable_are_refused(tmp_path: Path) -> None:
         ApiKeys.read(str(tmp_path / "none"), {})
     with pytest.raises(ConchError, match="CONCH_API_KEY must be a key"):
         ApiKeys.read("", {"CONCH_API_KEY": ""})
+
+
+def test_changed_file_is_read_again_and_keys_stay_while_it_is_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(api_keys, "LOOK_SECONDS", 0.0)
+    keys = read(tmp_path, "ada=k1\n", CONCH_API_KEY="k4")
+
+    def names() -> list[str]:
+        return [keys.name_of(b"", key) for key in (b"k1", b"k2", b"k4")]
+
+    assert names() == ["ada", "", "default"]
+    (tmp_path / "keys").write_text("bob=k2 # rotated\n")
+    assert names() == ["ada", "", "default"]
+    assert "line 1 of" in caplog.text
+    (tmp_path / "keys").write_text("bob=k2\n")
+    assert names() == ["", "bob", "default"]
+    (tmp_path / "keys").unlink()
+    assert names() == ["", "bob", "default"]
+    assert "k2" not in caplog.text
+
+
+def test_file_is_not_looked_at_for_each_request(tmp_path: Path) -> None:
+    keys = read(tmp_path, "ada=k1\n")
+    (tmp_path / "keys").write_text("bob=k1\n")
+    assert keys.name_of(b"", b"k1") == "ada"
