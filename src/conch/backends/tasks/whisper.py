@@ -85,17 +85,21 @@ class WhisperGraphs:
         return local.hidden
 
     def keys_and_values(self, hidden: Any) -> dict[str, Array]:
-        """Return keys and values of cross attention by name; those of the last window are kept."""
+        """Return keys and values of cross attention by name, for hidden states ``[rows, frames, width]``.
+
+        Those of the last window are kept. Equal rows, which beams have, are computed once.
+        """
         local = self._local
-        known = hidden is getattr(local, "hidden", None)
-        if known and local.cross is not None:
-            kept: dict[str, Array] = local.cross
-            return kept
-        values: list[Any] = self._cross.infer(self._cross_names, {"last_hidden_state": hidden.numpy()})
-        cross = dict(zip(self._cross_names, values, strict=True))
-        if known:
-            local.cross = cross
-        return cross
+        rows, index = _distinct_rows(hidden)
+        distinct = hidden if len(rows) == len(index) else hidden[rows]
+        known = hasattr(local, "hidden") and torch.equal(local.hidden, distinct)
+        cross: dict[str, Array] | None = local.cross if known else None
+        if cross is None:
+            values: list[Any] = self._cross.infer(self._cross_names, {"last_hidden_state": distinct.numpy()})
+            cross = dict(zip(self._cross_names, values, strict=True))
+            if known:
+                local.cross = cross
+        return cross if distinct is hidden else {name: array[index] for name, array in cross.items()}
 
     def request(self) -> Any:
         """Return the calling thread's decoder request, with an empty KV cache."""
@@ -103,6 +107,16 @@ class WhisperGraphs:
             self._local.request = self._decoder.create_infer_request()
         self._local.request.reset_state()
         return self._local.request
+
+
+def _distinct_rows(hidden: Any) -> tuple[list[int], list[int]]:
+    """Return the rows that differ from the row before them, and for each row its position among those."""
+    rows, index = [0], [0]
+    for row in range(1, len(hidden)):
+        if not torch.equal(hidden[row], hidden[row - 1]):
+            rows.append(row)
+        index.append(len(rows) - 1)
+    return rows, index
 
 
 class GraphCache(transformers.Cache):

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from conch.backends.base.arrays import Result
+from conch.backends.graphs.openvino import CompiledGraph
 from conch.backends.tasks.task import ExecutionWork, Task
 from conch.convert.run import convert
 from conch.core.errors import Code, ConchError
@@ -263,9 +264,18 @@ def test_the_shortest_sound_is_transcribed(ctc: Task, whisper: Task) -> None:
     assert len(texts(whisper, ask({"samples": SHORT[None, :1]}))) == 1
 
 
-def test_beams_are_those_of_the_pipeline(whisper: Task, whisper_pipeline: Any) -> None:
+def test_beams_are_those_of_the_pipeline(whisper: Task, whisper_pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = whisper_pipeline(raw(SHORT), generate_kwargs={"num_beams": 3})["text"]
+    run, rows = CompiledGraph.infer, []
+
+    def infer(graph: CompiledGraph, names: Any, inputs: Any) -> Any:
+        rows.extend(len(array) for array in inputs.values())
+        return run(graph, names, inputs)
+
+    monkeypatch.setattr(CompiledGraph, "infer", infer)
     assert texts(whisper, ask({"samples": SHORT[None]}, num_beams=3)) == [[wanted]]
+    # Beams of one recording share its encoding, and the keys and values of cross attention.
+    assert set(rows) <= {1}
 
 
 def test_engine_is_reported(whisper: Task, request: pytest.FixtureRequest) -> None:
