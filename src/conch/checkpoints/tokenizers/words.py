@@ -110,7 +110,7 @@ def divides_at_spaces(fast: Any) -> bool:
     """Whether the ids of a text are those of its words: for WordPiece models with BERT's normalizer."""
     if type(fast.model).__name__ != "WordPiece" or type(fast.pre_tokenizer).__name__ != "BertPreTokenizer":
         return False
-    if fast.token_to_id(fast.model.unk_token) is None:
+    if fast.model.token_to_id(fast.model.unk_token) is None:
         return False  # unknown words are errors
     added = fast.get_added_tokens_decoder().values()
     if any(token.normalized or _parts(token.content) != [token.content] for token in added):
