@@ -56,7 +56,9 @@ class ConversionOptions:
         (), _MEASURING, "Lengths to measure, in tokens (default: 16 128 384; for language models 128 512).",
         flags=("--seq-len",), metavar="N…",
     )
-    data: File | None = option(None, _MEASURING, "Texts to compare on: .txt .jsonl .csv (default: built in).")
+    data: File | None = option(
+        None, _MEASURING, "Texts or recordings to compare on: .txt .jsonl .csv (default: built in)."
+    )
     threads: Annotated[int, Range(0)] = option(0, _MEASURING, "Cores to use (default: all).")
     seconds: Annotated[float, Range(0)] = option(40.0, _MEASURING, "Time for all measurements, in seconds.")
     expect: str = option(
