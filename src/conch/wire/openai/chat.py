@@ -108,7 +108,7 @@ def _content(content: Any, path: str, files: MediaFiles) -> str | list[dict[str,
 
 def _part(part: Any, path: str, files: MediaFiles) -> dict[str, str]:
     kind = part.get("type") if type(part) is dict else None
-    if kind in _INPUTS:
+    if type(kind) is str and kind in _INPUTS:
         member, input = f"{path}.{kind}", _INPUTS[kind]
         value = part.get(kind)
         files.setdefault(input, []).append((member, _image(value, member) if input == IMAGE else _sound(value, member)))

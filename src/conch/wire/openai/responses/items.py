@@ -174,7 +174,9 @@ def _read_content(members: Fields, member: str) -> str | list[dict[str, Any]]:
 
 
 def _read_part(part: Any, path: str) -> dict[str, Any]:
-    kind: Any = part.get("type") if type(part) is dict else None
+    if type(part) is not dict:
+        raise wrong(path, part, "an object")
+    kind = part.get("type")
     if kind in _FOREIGN_PARTS:
         raise ApiError(f"'{path}' is an {kind}: this server has no store of files", f"{path}.type")
     members = Fields(part, path)
