@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import tritonclient.grpc as grpcclient
 
 from tests.conformance.raw import Request, get, post, send, tensor
 from tests.e2e.conftest import Serve
+from tests.events import eventually
 
 BODY = {"id": "mine", "inputs": [tensor("INPUT", "FP32", [1.5, 2.5], [2, 1])]}
 SIZES = r"\d+ bytes in, \d+ out, [\d.]+ ms"
@@ -63,7 +65,6 @@ def test_access_log_in_json_has_a_line_for_each_call_with_its_key_request_and_tr
     (tmp_path / "keys").write_text("search=s3cret\n")
     flags = (f"--api-key-file={tmp_path}/keys", "--log-access=true", "--log-format=json")
     server = serve("identity_batched", flags=flags)
-    before = len((tmp_path / "server.log").read_text())
     path = "/v2/models/identity_batched/infer"
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     key = {"Authorization": "Bearer s3cret"}
@@ -76,17 +77,22 @@ def test_access_log_in_json_has_a_line_for_each_call_with_its_key_request_and_tr
     get(server.http, "/v2/models/absent")
     lowered = {name.lower(): value for name, value in headers.items()}
     client.infer("identity_batched", [given], request_id="yours", headers=lowered)
-    events = [json.loads(line) for line in (tmp_path / "server.log").read_text()[before:].splitlines()]
-    calls = [
-        tuple(event.get(name) for name in ("method", "path", "status", "key", "request_id", "trace_id"))
-        for event in events
-        if event["file"] == "access_log.py"
-    ]
+
+    def calls() -> list[dict[str, Any]]:
+        written = map(json.loads, (tmp_path / "server.log").read_text().splitlines())
+        return [
+            event
+            for event in written
+            if event["file"] == "access_log.py" and not event["path"].startswith("/v2/health")
+        ]
+
+    eventually(lambda: len(calls()) == 4, "the log has four calls")
     infer = "/inference.GRPCInferenceService/ModelInfer"
-    assert calls == [
+    members = ("method", "path", "status", "key", "request_id", "trace_id")
+    assert [tuple(event.get(name) for name in members) for event in calls()] == [
         ("POST", path, 200, "search", "mine", trace),
         ("GET", "/v2/models/absent", 404, "search", "theirs", trace),
         ("GET", "/v2/models/absent", 401, None, None, None),
         (None, infer, "OK", "search", "yours", trace),
     ]
-    assert all(event["duration_ms"] >= 0 and event["level"] == "INFO" for event in events)
+    assert all(event["duration_ms"] >= 0 and event["level"] == "INFO" for event in calls())
