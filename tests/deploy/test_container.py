@@ -121,11 +121,13 @@ def size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
+@pytest.mark.slow
 def test_nothing_of_pip_is_installed(installed: Path) -> None:
     assert (installed / "bin/conch").exists()
     assert not list(installed.glob("bin/pip*")) and not list(installed.glob("lib/*/site-packages/pip"))
 
 
+@pytest.mark.slow
 def test_another_user_serves_from_a_tree_that_is_read_only(
     home: Path, installed: Path, stages: list[list[dict[str, Any]]]
 ) -> None:

@@ -18,7 +18,7 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 #: that import PyTorch several times.
 SLOW = {
     "analyze.md", "embedding-service.md", "fastapi-and-notebooks.md", "from-torchserve.md", "gaudi.md",
-    "hugging-face-models.md", "in-flight-batching.md", "optimise-and-measure.md", "speech.md",
+    "hugging-face-models.md", "in-flight-batching.md", "optimise-and-measure.md", "perf.md", "speech.md",
 }  # fmt: skip
 
 

@@ -231,6 +231,7 @@ def test_day_zero_compares_architectures_of_each_task(tmp_path: Path) -> None:
     assert len(results.read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_day_zero_compares_models_for_retrieval_with_sentence_transformers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     models = ["default-prompt", "bag-of-words", "splade-active", "multi-vector-fixed", "reranker-prompt"]

@@ -81,6 +81,7 @@ def hits(server: ConchServer, model: str) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_model_that_was_retrained_elsewhere_never_answers_with_old_responses(
     tmp_path: Path, redis: int, checkpoint: Path
 ) -> None:

@@ -16,7 +16,7 @@ from tests.deploy.ray.cluster import Load, RayCluster, urls
 from tests.events import eventually
 from tests.models import HERE, build, write
 
-pytestmark = pytest.mark.timeout(480)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
 MODELS = ("apple", "pear", "plum")
 
@@ -78,7 +78,6 @@ def test_replicas_are_added_for_requests_that_come_straight_to_them_until_the_en
         assert process.wait(120) == 0
 
 
-@pytest.mark.slow
 def test_a_model_that_does_not_load_is_one_sentence(cluster: RayCluster, tmp_path: Path, no_application: None) -> None:
     write(tmp_path / "models", "broken", 'backend: "python"', {"1/model.py": "raise RuntimeError('no such weights')"})
     ended = cluster.deploy(tmp_path / "models")
@@ -87,7 +86,6 @@ def test_a_model_that_does_not_load_is_one_sentence(cluster: RayCluster, tmp_pat
     assert ended.stderr.startswith("cannot start a replica of 'broken': ") and "no such weights" in ended.stderr
 
 
-@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_sentence(cluster: RayCluster, tmp_path: Path, no_application: None) -> None:
     repository = build(tmp_path / "models", "where", group="ray")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -98,7 +96,6 @@ def test_a_port_that_is_taken_is_one_sentence(cluster: RayCluster, tmp_path: Pat
     assert f"cannot start the ingress: Socket '127.0.0.1:{port}' already in use" in ended.stderr
 
 
-@pytest.mark.slow
 def test_the_benchmark_measures_latency_and_throughput(
     cluster: RayCluster, no_application: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from tests.deploy.ray.cluster import Load, RayCluster, ask, urls
 from tests.events import eventually
 from tests.models import build
 
-pytestmark = pytest.mark.timeout(480)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,6 @@ def test_a_version_that_does_not_load_leaves_the_old_one(
     assert ask(next(iter(urls(said, "http").values())))["ANSWER"] == "second"
 
 
-@pytest.mark.slow
 def test_a_node_that_dies_loses_nothing_that_can_be_repeated(
     cluster: RayCluster, served: Path, said: str, flags: tuple[str, ...]
 ) -> None:

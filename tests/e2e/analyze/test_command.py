@@ -24,7 +24,8 @@ OPTIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_an_analysis_that_is_ended_says_how_to_continue_and_shows_what_it_has(
     tmp_path: Path, ending: signal.Signals
 ) -> None:

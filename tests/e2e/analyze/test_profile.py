@@ -67,6 +67,7 @@ def run(settings: AnalyzeSettings, watching: Watching) -> Sequence[SearchOutcome
         return profile.run()
 
 
+@pytest.mark.slow
 def test_candidates_that_fail_are_results_and_the_others_are_ranked(settings: AnalyzeSettings) -> None:
     kept = settings.export_path / "kept"
 

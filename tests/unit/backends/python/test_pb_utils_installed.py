@@ -38,6 +38,7 @@ def test_a_program_may_import_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_mypy_knows_it(tmp_path: Path) -> None:
     complaints = {
         'Tensor("OUT", values)': "",
