@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,13 @@ def open_openvino(folder: str) -> Embed:
 
     small = {"quantization_config": OVWeightQuantizationConfig(bits=8), "export": True}
     model = SentenceTransformer(folder, device="cpu", backend="openvino", model_kwargs=small)
-    return lambda texts: model.encode(texts, show_progress_bar=False)
+    turn = Lock()  # the backend has one inference request, which fails if two threads use it
+
+    def embed(texts: list[str]) -> Any:
+        with turn:
+            return model.encode(texts, show_progress_bar=False)
+
+    return embed
 
 
 def open_onnxruntime(folder: str) -> Embed:
