@@ -208,7 +208,7 @@ def test_request_has_the_id_of_the_client_or_a_new_one(claude: Any) -> None:
         ({"temperature": 1.5}, "'temperature' is 1.5; it must be a number from 0 to 1"),
         ({"messages": []}, "at least one message"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "'messages[0].role'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "is an image"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "content[0].source.type'"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'messages[0].content[0].type'"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
          "send their results"),
