@@ -212,7 +212,9 @@ def _open_context(
     parameters.n_ubatch = min(arguments.n_ubatch or BATCHED, batched)
     parameters.n_seq_max = slots
     parameters.n_outputs_max_per_seq = 0
-    parameters.n_threads = parameters.n_threads_batch = spec.threads or 1
+    # While the others wait for one, threads spin: a step with one token, which is short, leaves a core to the server.
+    parameters.n_threads = max(1, (spec.threads or 1) - 1)
+    parameters.n_threads_batch = spec.threads or 1
     parameters.flash_attn_type = arguments.flash_attn
     parameters.type_k, parameters.type_v = CACHE_TYPES[arguments.type_k][0], CACHE_TYPES[arguments.type_v][0]
     parameters.offload_kqv = parameters.op_offload = spec.device == "cuda"
