@@ -74,10 +74,6 @@ class OverviewStream:
         self._pages.add(exchange)
         exchange.on_disconnect = lambda: self._pages.discard(exchange)
 
-    def row(self, key: str) -> Row | None:
-        """Return the last row of a version."""
-        return self._rows.get(key)
-
     def _about(self) -> dict[str, Any]:
         settings = self._server.settings
         return {
