@@ -20,6 +20,7 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if tools %}{{ tools | length }} [TOOL_CALLS]{% endif %}<assistant>"
 )
+FIM = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 IGNORE_EOS = {"ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "How can you be"}]
 
@@ -28,7 +29,7 @@ MESSAGES = [{"role": "user", "content": "How can you be"}]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
     folder = tmp_path_factory.mktemp("chats")
     tokenizer = train_tokenizer(every_byte=True)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]", "[ARGS]"]})
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]", "[ARGS]", *FIM]})
     tokenizer.chat_template = TEMPLATE
     version = folder / "models" / "llama" / "1"
     write_checkpoint(version, LlamaConfig, {"intermediate_size": 64}, tokenizer, seed=1)
@@ -88,6 +89,28 @@ def test_prompts_may_be_token_ids(server: ConchServer) -> None:
         with pytest.raises(openai.BadRequestError, match="vocabulary") as caught:
             asked(prompt=[[1], [1_000_000]])
         assert caught.value.param == "prompt"
+
+
+def test_completion_between_a_prompt_and_a_suffix(server: ConchServer) -> None:
+    tokenizer = train_tokenizer(every_byte=True)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]", "[ARGS]", *FIM]})
+    prefix, suffix, middle = FIM
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0) as client:
+        asked = partial(client.completions.create, model="llama", max_tokens=8, temperature=0, extra_body=IGNORE_EOS)
+        for prompt in ("How can you", ""):
+            between = asked(prompt=prompt, suffix=" the sea.", echo=True)
+            ids = tokenizer(f"{prefix}{prompt}{suffix} the sea.{middle}")["input_ids"]
+            expected = asked(prompt=ids)
+            assert between.choices[0].text == prompt + expected.choices[0].text
+            assert between.usage == expected.usage
+        stopped = asked(prompt="How", suffix="?", logit_bias={str(tokenizer.convert_tokens_to_ids(middle)): 100})
+        assert (stopped.choices[0].text, stopped.choices[0].finish_reason) == ("", "stop")
+        with pytest.raises(openai.BadRequestError) as caught:
+            asked(prompt="How", suffix="?", echo=True, logprobs=1)
+        assert caught.value.param == "echo"
+        with pytest.raises(openai.BadRequestError) as caught:
+            asked(prompt="How can you be", suffix="?", extra_body={"truncate_prompt_tokens": 2})
+        assert "cannot be truncated" in caught.value.message
 
 
 def test_engine_without_log_probabilities_of_prompts_refuses_echo_with_logprobs(server: ConchServer) -> None:

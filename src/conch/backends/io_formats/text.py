@@ -31,6 +31,7 @@ from conch.backends.tasks.task import TaskDescription, complete_config
 from conch.backends.tasks.tokens import TOKEN_IDS, TOKENS, TokenDocuments
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
+from conch.checkpoints.tokenizers.infilling import Infilling, infilling
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.stream import TextStream, spelt
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
@@ -38,7 +39,7 @@ from conch.config.complete import ADAPTERS, CHAT_TEMPLATE, LOADS_ADAPTERS, OUTPU
 from conch.core.errors import ConchError, invalid, unsupported
 from conch.core.inference import TensorSpec
 from conch.core.sampling import TEXT_GENERATION
-from conch.core.sampling.parameters import DEFAULT_TEMPERATURE, PARAMETERS, SamplingParameter, SamplingParams
+from conch.core.sampling.parameters import DEFAULT_TEMPERATURE, PARAMETERS, SUFFIX, SamplingParameter, SamplingParams
 from conch.core.sampling.structures import parsed
 from conch.core.text_parameters import ADD_SPECIAL_TOKENS, SKIP_SPECIAL_TOKENS
 from conch.machine.facts import openmp, usable_cores
@@ -314,7 +315,7 @@ _RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 #: Maximum number of ``bad_words``; each word is tokenized twice.
 _MOST_WORDS: Final = 4096
-_TEXTS: Final = ("text_input", "messages", "tools", "chat_template_kwargs", "sampling_parameters")
+_TEXTS: Final = ("text_input", SUFFIX, "messages", "tools", "chat_template_kwargs", "sampling_parameters")
 _FLAGS: Final = ("stream", "exclude_input_in_output", "tokenize_only", INCLUDE_MARKS)
 
 
@@ -372,6 +373,11 @@ class TextInterface:
         encoded = [self.tokenizer.encode(mark, special_tokens=False) for mark in self.output_format.tokens]
         return self.tokenizer.special.all_ids & {ids[0] for ids in encoded if len(ids) == 1}
 
+    @cached_property
+    def infilling(self) -> Infilling | None:
+        """The marks with which the model fills in the middle of a text."""
+        return infilling(self.tokenizer)
+
     def response_builder(self, request: Request) -> ResponseBuilder:
         """Read a request and create its response builder. Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
         if TOKENS.name in request.outputs:
@@ -392,10 +398,12 @@ class TextInterface:
         if stream and not exclude:
             raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
         source = TOKEN_IDS.name if TOKEN_IDS.name in request.inputs else "messages" if chat else "text_input"
+        if request.has(SUFFIX):
+            prompt = self._infilled(request, overrides, text if source == "text_input" else prompt, items)
         whole = prompt
         prompt, sampling = self._sampling(overrides, prompt, source, request.option(DEFAULT_TEMPERATURE))
-        if items and len(prompt) < len(whole):
-            raise invalid("a prompt with images or recordings cannot be truncated", source)
+        if (items or request.has(SUFFIX)) and len(prompt) < len(whole):
+            raise invalid("a prompt with images, recordings or a suffix cannot be truncated", source)
         marks = bool(request.option(INCLUDE_MARKS, False))
         options = TextOutputOptions(
             stream=stream,
@@ -414,6 +422,24 @@ class TextInterface:
         # A beam search is one engine request; samples are one engine request each.
         sequences = [sampling] if sampling.beam_width > 1 else [sampling.for_sample(i) for i in range(sampling.n)]
         return TextResponseBuilder([(prompt, sequence) for sequence in sequences], options, self.tokenizer, items)
+
+    def _infilled(
+        self,
+        request: Request,
+        overrides: SamplingOverrides,
+        prefix: str | list[int],
+        items: Sequence[MediaItem],
+    ) -> list[int]:
+        """Return the prompt for the text between ``prefix`` and the suffix of a request, which ends at the marks.
+
+        Raises UNSUPPORTED for a model without fill-in-the-middle.
+        """
+        if self.infilling is None:
+            raise unsupported("the model has no tokens for fill-in-the-middle", param=SUFFIX)
+        if items or "messages" in request.inputs:
+            raise invalid(f"'{SUFFIX}' only applies to texts", SUFFIX)
+        overrides.values["stop_token_ids"] = (*overrides.get("stop_token_ids", ()), *self.infilling.ends)
+        return self.infilling.prompt(self.tokenizer, prefix, request.option(SUFFIX))
 
     def _opened_reasoning(self, prompt: str) -> str:
         """Return the mark that begins reasoning if the prompt ends with it."""
@@ -463,7 +489,7 @@ class TextInterface:
             raise invalid(
                 "the chat template makes an empty text of 'messages': there is nothing to continue", "messages"
             )
-        if not prompt:
+        if not prompt and not request.has(SUFFIX):
             raise invalid("'text_input' is empty: there is nothing to continue", "text_input")
         return text, prompt, items
 

@@ -28,6 +28,8 @@ MAX_STOP_LENGTH: Final = 1024
 MAX_BAD_WORDS: Final = 1024
 #: The input of text models for the temperature that applies if neither the request nor the model sets one.
 DEFAULT_TEMPERATURE: Final = "default_temperature"
+#: The input of text models for the text after the completion.
+SUFFIX: Final = "suffix"
 
 
 class Feature(StrEnum):

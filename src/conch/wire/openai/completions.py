@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from conch.core.inference import ModelSignature
-from conch.core.sampling.parameters import MAX_LOGPROBS, MAX_SAMPLES
+from conch.core.sampling.parameters import MAX_LOGPROBS, MAX_SAMPLES, SUFFIX
 from conch.core.sampling.values import INT32
 from conch.core.tensors import WireTensor
 from conch.wire.openai.inputs import generation_inputs
@@ -44,9 +44,13 @@ class CompletionPlan(ResponsePlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(Decoding):
-    """A checked completion request; every prompt, a text or token ids, gets ``n`` choices."""
+    """A checked completion request; every prompt, a text or token ids, gets ``n`` choices.
+
+    ``suffix`` is the text after the completions, empty without one.
+    """
 
     prompts: list[str | list[int]]
+    suffix: str
     echo: bool
     prompt_logprobs: int | None
 
@@ -54,10 +58,13 @@ class CompletionRequest(Decoding):
         """Return the inputs of the requests to the model, one per prompt. Raises ApiError."""
         if self.plan.echoes_tokens and "prompt_tokens" not in signature.outputs:
             raise ApiError(f"model '{signature.name}' does not support 'echo' with 'logprobs'", "echo")
+        if self.suffix and SUFFIX not in signature.inputs:
+            raise ApiError(f"model '{signature.name}' has no input for '{SUFFIX}'", SUFFIX)
+        suffix = {SUFFIX: self.suffix.encode()} if self.suffix else {}
         return [
             generation_inputs(
                 signature,
-                {PROMPT: prompt.encode()} if isinstance(prompt, str) else {},
+                suffix | ({PROMPT: prompt.encode()} if isinstance(prompt, str) else {}),
                 self.sampling,
                 stream=self.stream,
                 tokens=None if isinstance(prompt, str) else prompt,
@@ -81,7 +88,8 @@ class CompletionRequest(Decoding):
 
 def read_completion(fields: Fields) -> CompletionRequest:
     """Read the members of a completion, except ``model``. Raises ApiError for invalid or unknown ones."""
-    prompts = read_prompts(fields, "prompt", MAX_PROMPTS)
+    suffix = fields.text(SUFFIX) or ""
+    prompts = read_prompts(fields, "prompt", MAX_PROMPTS, empty=bool(suffix))
     streaming = read_stream(fields)
     stream = streaming["stream"]
     sampling, members = read_sampling(fields)
@@ -99,13 +107,14 @@ def read_completion(fields: Fields) -> CompletionRequest:
         raise ApiError("'prompt_logprobs' must be 'logprobs' if 'echo' is true", "prompt_logprobs")
     if stream and prompt_logprobs is not None:
         raise ApiError("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
-    if fields.take("suffix") not in (None, ""):
-        raise ApiError("suffix is not currently supported", "suffix")
+    if suffix and echo and logprobs is not None:
+        raise ApiError("'echo' with 'logprobs' is not supported with a 'suffix'", "echo")
     marks = read_marks(fields)
     fields.ignore(*IGNORED)
     fields.finish()
     return CompletionRequest(
         prompts=prompts,
+        suffix=suffix,
         sampling=sampling,
         members={**members, PROMPT: "prompt", TOKEN_IDS: "prompt", **({"prompt_logprobs": "echo"} if echo else {})},
         logprobs=logprobs,
@@ -116,8 +125,11 @@ def read_completion(fields: Fields) -> CompletionRequest:
     )
 
 
-def read_prompts(fields: Fields, member: str, limit: int) -> list[str | list[int]]:
-    """Read one prompt or a list of at most ``limit``, each a text or a list of token ids. Raises ApiError."""
+def read_prompts(fields: Fields, member: str, limit: int, *, empty: bool = False) -> list[str | list[int]]:
+    """Read one prompt or a list of at most ``limit``, each a text, ``empty`` if it may be, or a list of token ids.
+
+    Raises ApiError.
+    """
     value = fields.take(member)
     if value is None:
         raise fields.missing(member)
@@ -131,7 +143,7 @@ def read_prompts(fields: Fields, member: str, limit: int) -> list[str | list[int
         path = f"{member}[{index}]" if len(prompts) > 1 else member
         if not isinstance(prompt, str | list):
             raise wrong(path, prompt, "a string or an array of strings or of token ids")
-        if not prompt:
+        if not prompt and not (empty and prompt == ""):
             raise ApiError(f"{member} must be non-empty", path)
         if type(prompt) is list and any(type(token) is not int or not 0 <= token <= INT32 for token in prompt):
             raise wrong(path, prompt, "an array of token ids")

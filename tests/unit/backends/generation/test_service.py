@@ -101,6 +101,12 @@ def test_tokens_of_prompts_need_no_engine(worker: Worker) -> None:
     assert not worker.engine.running
 
 
+def test_model_without_fill_in_the_middle_refuses_a_suffix(worker: Worker) -> None:
+    with pytest.raises(ConchError) as caught:
+        worker.ask("abc", suffix="def")
+    assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED, "suffix")
+
+
 def _ids(*ids: int) -> WireTensor:
     return WireTensor("token_ids", "INT32", (len(ids),), np.array(ids, np.int32).tobytes())
 

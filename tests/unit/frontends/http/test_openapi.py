@@ -42,7 +42,7 @@ _NOT_FOR_TOKENS = {
 #: For each reader: the schema of its requests, a request, and the members that have no effect or are refused.
 GENERATION = {
     "chat": ("ChatRequest", _MESSAGES, {*sampling.IGNORED, *_REFUSED_IN_CHATS}),
-    "completion": ("CompletionRequest", {"prompt": "x"}, {*sampling.IGNORED, "suffix"}),
+    "completion": ("CompletionRequest", {"prompt": "x"}, {*sampling.IGNORED}),
     "message": ("MessageRequest", {**_MESSAGES, "max_tokens": 1}, _IGNORED_BY_ANTHROPIC),
     "message_count": ("CountRequest", _MESSAGES, _IGNORED_BY_ANTHROPIC),
 }

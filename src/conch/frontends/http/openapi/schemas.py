@@ -306,6 +306,7 @@ _OPENAI: Final[dict[str, Schema]] = {
             "best_of": _integer("", 1),
             "logprobs": _integer("the log-probabilities of this many likely tokens", 0, 20),
             "echo": _flag("begin with the prompt"),
+            "suffix": _text("the text after the completion, for models with fill-in-the-middle"),
             "prompt_logprobs": _integer("the log-probabilities of the prompt's tokens", 0, 20),
         },
         "model", "prompt", example={"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 8},
