@@ -286,7 +286,7 @@ MOST_REGIONS: Final = 1024
 _MOST_KNOWN: Final = 4 * MOST_REGIONS
 #: Inputs of at least this size (bytes) are copied only when worker memory is available for them.
 _COPIED_LATER: Final = INLINE_LIMIT
-_KINDS: Final[dict[type[ClientRegion], str]] = {SystemRegion: "system", CudaRegion: "CUDA"}
+KINDS: Final[dict[type[ClientRegion], str]] = {SystemRegion: "system", CudaRegion: "CUDA"}
 
 
 class ClientRegions:
@@ -354,10 +354,10 @@ class ClientRegions:
             return [region.status for _, region in sorted(self._regions.items()) if isinstance(region, kind)]
         region = self._regions.get(name)
         if region is None:
-            raise not_found(f"Unable to find {_KINDS[kind].lower()} shared memory region: '{name}'")
+            raise not_found(f"Unable to find {KINDS[kind].lower()} shared memory region: '{name}'")
         if not isinstance(region, kind):
             raise not_found(
-                f"The region named '{name}' is registered as {_KINDS[type(region)]} shared memory, not {_KINDS[kind]}"
+                f"The region named '{name}' is registered as {KINDS[type(region)]} shared memory, not {KINDS[kind]}"
                 " shared memory"
             )
         return [region.status]

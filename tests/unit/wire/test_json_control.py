@@ -9,7 +9,6 @@ import pytest
 
 from conch.core.errors import Code, ConchError
 from conch.wire.json.control import (
-    document_body,
     error_body,
     read_index,
     read_load,
@@ -28,10 +27,6 @@ def refusal(read: Any, body: bytes) -> tuple[Code, str]:
 def test_error_has_one_member_and_any_text() -> None:
     assert error_body('no "m"\n') == b'{"error":"no \\"m\\"\\n"}'
     assert error_body("\udcff") == b'{"error":"\xff"}'
-
-
-def test_documents_made_elsewhere_are_written_compactly() -> None:
-    assert document_body([{"name": "m", "state": "READY"}]) == b'[{"name":"m","state":"READY"}]'
 
 
 @pytest.mark.parametrize(

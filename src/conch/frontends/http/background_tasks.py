@@ -10,11 +10,12 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import coroutine
-from typing import Any
+from typing import Any, Final
 
 from conch.core.errors import ConchError, internal
 from conch.core.tensors import Buffer
-from conch.frontends.http.exchange import HttpExchange
+from conch.frontends.http.dialects import refuse
+from conch.frontends.http.exchange import JSON, Header, HttpExchange
 from conch.frontends.offloading.offloader import LARGE_BYTES
 from conch.wire import compression
 
@@ -46,69 +47,75 @@ def take_body(exchange: HttpExchange, limit: int) -> tuple[Buffer, str, int]:
     return body, encoding, max(min(_DEFLATED * len(body), limit), LARGE_BYTES + 1)
 
 
-class BackgroundTasks:
-    """Runs coroutines for exchanges; ``refuse`` responds if one fails."""
+#: Keeps the tasks until they are done.
+_TASKS: Final[set[asyncio.Task[None]]] = set()
 
-    def __init__(self, refuse: Callable[[HttpExchange, ConchError], None]) -> None:
-        self._refuse = refuse
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(
-        self,
-        exchange: HttpExchange,
-        work: Coroutine[Any, Any, None],
-        *,
-        cancel_on_disconnect: bool = False,
-        held: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        """Run ``work``, which responds to the exchange unless it raises.
+def start_work(
+    exchange: HttpExchange,
+    work: Coroutine[Any, Any, None],
+    *,
+    cancel_on_disconnect: bool = False,
+    held: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
+    """Run ``work``, which responds to the exchange; if it raises, the exchange is refused.
 
-        Work that need not wait is done when this method returns, without a task, which would take longer than most
-        requests. With ``cancel_on_disconnect``, work that waits is cancelled if the client disconnects before it ends,
-        unless it sets ``exchange.on_disconnect`` later. The context of ``held`` is entered while the work waits.
-        """
-        try:
-            awaited = work.send(None)
-        except StopIteration:
-            return
-        except Exception as error:
-            self._fail(exchange, error)
-            return
-        exchange.worked_for = True
-        loop = asyncio.get_running_loop()
-        stack = ExitStack()
-        stack.enter_context(held())
-        task = loop.create_task(self._run(exchange, _continue(work, awaited), stack))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    Work that need not wait is done when this function returns, without a task, which would take longer than most
+    requests. With ``cancel_on_disconnect``, work that waits is cancelled if the client disconnects before it ends,
+    unless it sets ``exchange.on_disconnect`` later. The context of ``held`` is entered while the work waits.
+    """
+    try:
+        awaited = work.send(None)
+    except StopIteration:
+        return
+    except Exception as error:
+        _fail(exchange, error)
+        return
+    exchange.worked_for = True
+    loop = asyncio.get_running_loop()
+    stack = ExitStack()
+    stack.enter_context(held())
+    task = loop.create_task(_run(exchange, _continue(work, awaited), stack))
+    _TASKS.add(task)
+    task.add_done_callback(_TASKS.discard)
 
-        def cancel() -> None:
-            # Only after its first step a task passes its cancellation on to the work.
-            loop.call_soon(task.cancel)
+    def cancel() -> None:
+        # Only after its first step a task passes its cancellation on to the work.
+        loop.call_soon(task.cancel)
 
-        if cancel_on_disconnect:
-            exchange.on_disconnect = cancel
+    if cancel_on_disconnect:
+        exchange.on_disconnect = cancel
 
-    async def _run(self, exchange: HttpExchange, rest: Awaitable[None], held: ExitStack) -> None:
-        try:
-            with held:
-                await rest
-        except Exception as error:
-            self._fail(exchange, error)
-        finally:
-            exchange.worked_for = False
-            if exchange.gone:
-                exchange.let_go()
 
-    def _fail(self, exchange: HttpExchange, error: Exception) -> None:
-        if isinstance(error, ConchError):
-            self._refuse(exchange, error)
-            return
-        LOG.error("a request to %s failed", exchange.path.decode("latin-1"), exc_info=error)
-        if exchange.started:
-            exchange.abort()
-        else:
-            self._refuse(exchange, internal("internal server error"))
+async def respond_after(
+    exchange: HttpExchange, action: Awaitable[object], content: Header = JSON, body: bytes = b""
+) -> None:
+    """Respond with ``body``, whose type is ``content``, when ``action`` completes."""
+    await action
+    exchange.respond(200, [content], body)
+
+
+async def _run(exchange: HttpExchange, rest: Awaitable[None], held: ExitStack) -> None:
+    try:
+        with held:
+            await rest
+    except Exception as error:
+        _fail(exchange, error)
+    finally:
+        exchange.worked_for = False
+        if exchange.gone:
+            exchange.let_go()
+
+
+def _fail(exchange: HttpExchange, error: Exception) -> None:
+    if isinstance(error, ConchError):
+        refuse(exchange, error)
+        return
+    LOG.error("a request to %s failed", exchange.path.decode("latin-1"), exc_info=error)
+    if exchange.started:
+        exchange.abort()
+    else:
+        refuse(exchange, internal("internal server error"))
 
 
 @coroutine

@@ -5,69 +5,48 @@ The router calls them on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final
 
 from conch.core.errors import invalid, unavailable, unsupported
-from conch.frontends.http.background_tasks import BackgroundTasks
+from conch.core.tensors import Buffer
+from conch.frontends.http.background_tasks import respond_after, start_work
 from conch.frontends.http.exchange import JSON, PLAIN, HttpExchange
-from conch.frontends.http.status import refuse
 from conch.frontends.offloading.offloader import LARGE_BYTES, Offloader
 from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
-from conch.server.regions import ClientRegions, CudaRegion, SystemRegion
+from conch.server.regions import KINDS, ClientRegion, ClientRegions, SystemRegion
 from conch.telemetry.statistics import ModelStatistics
 from conch.wire.json import control as wire
-
-
-class _Handlers(NamedTuple):
-    """The handlers for one kind of shared memory region."""
-
-    status: Callable[[HttpExchange, str], None]
-    register: Callable[[HttpExchange, str], None]
-    unregister: Callable[[HttpExchange, str], None]
+from conch.wire.json.text import dumps
 
 
 class RegionRoutes:
-    """The shared memory handlers: ``system`` and ``cuda``. A path without a region has the empty name."""
+    """The handlers for one kind of shared memory region. A path without a region has the empty name."""
 
-    def __init__(self, regions: ClientRegions) -> None:
+    def __init__(self, regions: ClientRegions, kind: type[ClientRegion]) -> None:
         self._regions = regions
-        self._tasks = BackgroundTasks(refuse)
-        self.system = _Handlers(self._system_status, self._register_system, self._unregister_system)
-        self.cuda = _Handlers(self._cuda_status, self._register_cuda, self._unregister_cuda)
+        self._kind = kind
 
-    def _system_status(self, exchange: HttpExchange, name: str) -> None:
-        exchange.respond(200, [JSON], wire.document_body(self._regions.status(SystemRegion, name)))
+    def status(self, exchange: HttpExchange, name: str) -> None:
+        exchange.respond(200, [JSON], dumps(self._regions.status(self._kind, name)))
 
-    def _cuda_status(self, exchange: HttpExchange, name: str) -> None:
-        exchange.respond(200, [JSON], wire.document_body(self._regions.status(CudaRegion, name)))
-
-    def _register_system(self, exchange: HttpExchange, name: str) -> None:
+    def register(self, exchange: HttpExchange, name: str) -> None:
         self._regions.require()
         if not name:
-            raise invalid("'region name' is necessary to register system shared memory region")
-        self._tasks.start(exchange, self._register(exchange, name, wire.read_system_region(exchange.body)))
+            kind = KINDS[self._kind].lower()
+            raise invalid(f"'region name' is necessary to register {kind} shared memory region")
+        start_work(exchange, respond_after(exchange, self._register(name, exchange.body)))
 
-    async def _register(self, exchange: HttpExchange, name: str, region: wire.SystemRegionParameters) -> None:
-        await self._regions.register_system(name, *region)
-        exchange.respond(200, [JSON])
+    async def _register(self, name: str, body: Buffer) -> None:
+        if self._kind is SystemRegion:
+            await self._regions.register_system(name, *wire.read_system_region(body))
+        else:
+            self._regions.register_cuda(name, *wire.read_cuda_region(body))
 
-    def _register_cuda(self, exchange: HttpExchange, name: str) -> None:
+    def unregister(self, exchange: HttpExchange, name: str) -> None:
         self._regions.require()
-        if not name:
-            raise invalid("'region name' is necessary to register cuda shared memory region")
-        self._regions.register_cuda(name, *wire.read_cuda_region(exchange.body))
-        exchange.respond(200, [JSON])
-
-    def _unregister_system(self, exchange: HttpExchange, name: str) -> None:
-        self._regions.require()
-        self._regions.unregister(SystemRegion, name)
-        exchange.respond(200, [JSON])
-
-    def _unregister_cuda(self, exchange: HttpExchange, name: str) -> None:
-        self._regions.require()
-        self._regions.unregister(CudaRegion, name)
+        self._regions.unregister(self._kind, name)
         exchange.respond(200, [JSON])
 
 
@@ -81,7 +60,6 @@ class ControlRoutes:
         self._server = server
         self._lister = lister
         self._offloader = offloader
-        self._tasks = BackgroundTasks(refuse)
 
     def live(self, exchange: HttpExchange) -> None:
         self._refuse_if_exiting()
@@ -99,19 +77,19 @@ class ControlRoutes:
             exchange.respond(400, [JSON], wire.error_body("Model version not ready"))
 
     def server_metadata(self, exchange: HttpExchange) -> None:
-        exchange.respond(200, [JSON], wire.document_body(self._server.metadata()))
+        exchange.respond(200, [JSON], dumps(self._server.metadata()))
 
     def model_metadata(self, exchange: HttpExchange, name: str, version: int) -> None:
-        exchange.respond(200, [JSON], wire.document_body(self._server.model_metadata(name, version)))
+        exchange.respond(200, [JSON], dumps(self._server.model_metadata(name, version)))
 
     def config(self, exchange: HttpExchange, name: str, version: int) -> None:
         exchange.respond(200, [JSON], self._server.model(name, version).config_json)
 
     def statistics(self, exchange: HttpExchange, name: str = "", version: int = -1) -> None:
-        self._tasks.start(exchange, self._respond_with_statistics(exchange, self._server.counters(name, version)))
+        start_work(exchange, self._respond_with_statistics(exchange, self._server.counters(name, version)))
 
     def index(self, exchange: HttpExchange) -> None:
-        self._tasks.start(exchange, self._respond_with_index(exchange, wire.read_index(exchange.body)))
+        start_work(exchange, self._respond_with_index(exchange, wire.read_index(exchange.body)))
 
     def admit(self, repository: str, name: str) -> None:
         """Raise UNSUPPORTED or UNAVAILABLE for a load or unload that cannot be allowed."""
@@ -124,16 +102,16 @@ class ControlRoutes:
             raise unsupported(_REPOSITORY)
         # For a small body, Triton reports errors in the body first; for a large one, the router has called ``admit``.
         # A load that has begun continues without its client.
-        self._tasks.start(exchange, self._load(exchange, name), cancel_on_disconnect=len(exchange.body) > LARGE_BYTES)
+        start_work(exchange, self._load(exchange, name), cancel_on_disconnect=len(exchange.body) > LARGE_BYTES)
 
     def unload(self, exchange: HttpExchange, repository: str, name: str) -> None:
         self.admit(repository, name)
         dependents, adapter = wire.read_unload(exchange.body)
         unloading = self._server.unload_adapter(adapter, name) if adapter else self._server.unload(name, dependents)
-        self._tasks.start(exchange, _respond_after(exchange, unloading))
+        start_work(exchange, respond_after(exchange, unloading))
 
     def log_settings(self, exchange: HttpExchange) -> None:
-        exchange.respond(200, [JSON], wire.document_body(self._server.logs.extension))
+        exchange.respond(200, [JSON], dumps(self._server.logs.extension))
 
     def change_log_settings(self, exchange: HttpExchange) -> None:
         self._server.update_logs(wire.read_log_settings(exchange.body))
@@ -141,7 +119,7 @@ class ControlRoutes:
 
     def trace_setting(self, exchange: HttpExchange, model: str = "") -> None:
         self._server.check_traced(model)
-        exchange.respond(200, [JSON], wire.document_body(self._server.tracing.shown(model)))
+        exchange.respond(200, [JSON], dumps(self._server.tracing.shown(model)))
 
     def change_trace_setting(self, exchange: HttpExchange, model: str = "") -> None:
         self._server.check_traced(model)
@@ -153,11 +131,11 @@ class ControlRoutes:
             raise unavailable("Server exiting")
 
     async def _respond_with_statistics(self, exchange: HttpExchange, models: Iterable[ModelStatistics]) -> None:
-        entries = await self._lister.all(wire.document_body(model.snapshot()) for model in models)
+        entries = await self._lister.all(dumps(model.snapshot()) for model in models)
         exchange.respond(200, [JSON], wire.statistics_body(entries))
 
     async def _respond_with_index(self, exchange: HttpExchange, ready_only: bool) -> None:
-        exchange.respond(200, [JSON], wire.document_body(await self._lister.one(self._server.public_index(ready_only))))
+        exchange.respond(200, [JSON], dumps(await self._lister.one(self._server.public_index(ready_only))))
 
     async def _load(self, exchange: HttpExchange, name: str) -> None:
         body, exchange.body = exchange.body, b""
@@ -173,9 +151,3 @@ class ControlRoutes:
         files = {path: bytes(data) for path, data in parameters.files.items()}
         await self._server.load(name, parameters.config, files)
         exchange.respond(200, [JSON])
-
-
-async def _respond_after(exchange: HttpExchange, action: Awaitable[None]) -> None:
-    """Respond with an empty body when ``action`` completes."""
-    await action
-    exchange.respond(200, [JSON])

@@ -1,7 +1,4 @@
-"""The forms of errors in the client APIs of the HTTP port; each endpoint has one.
-
-The statuses of OpenAI and KServe are in ``openai_status.py`` and ``status.py``.
-"""
+"""The client APIs of the HTTP port: the status of each error code, and the form of errors; each endpoint has one."""
 
 from __future__ import annotations
 
@@ -9,59 +6,73 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from conch.core.errors import Code, ConchError
-from conch.frontends.http import openai_status
-from conch.frontends.http import status as kserve_status
 from conch.frontends.http.exchange import JSON, HttpExchange
-from conch.frontends.http.status import RETRY
-from conch.wire.anthropic import errors as anthropic_errors
+from conch.wire.anthropic import message as anthropic
+from conch.wire.compression import ACCEPTED, UNSUPPORTED_COMPRESSION
+from conch.wire.json import control as kserve
+from conch.wire.openai import reading as openai
 from conch.wire.retrieval import errors
+
+STATUS: Final = {
+    Code.UNKNOWN: 400,
+    Code.INTERNAL: 500,
+    Code.NOT_FOUND: 404,
+    Code.INVALID_ARG: 400,
+    Code.UNAVAILABLE: 503,
+    Code.UNSUPPORTED: 501,
+    Code.ALREADY_EXISTS: 400,
+    Code.CANCELLED: 400,
+}
+#: The clients of OpenAI, Anthropic and Cohere retry after any status of 500 or higher.
+OPENAI_STATUS: Final = {**STATUS, Code.UNSUPPORTED: 400}
+_ANTHROPIC_STATUS: Final = {**OPENAI_STATUS, Code.UNAVAILABLE: 529}
+_RETRY: Final = (b"Retry-After", b"1")
+_ENCODINGS: Final = (b"Accept-Encoding", ACCEPTED.encode())
 
 
 class Dialect(NamedTuple):
-    """``refuse`` responds with an error; its status 0 selects that of the error's code.
+    """``status`` returns the status of an error, ``body`` the body of a response with a status and an error.
 
-    ``denied`` is the status of a request without the header of a restricted API. ``request_id`` is the header with the
-    id of the request in every response; clients may choose the id with ``X-Request-Id``. ``duration`` is the header
-    with the time to the response (ms).
+    ``denied`` is the status of a request without the header of a restricted API. Responses with the statuses ``busy``
+    include ``Retry-After``. ``request_id`` is the header with the id of the request in every response; clients may
+    choose the id with ``X-Request-Id``. ``duration`` is the header with the time to the response (ms).
     """
 
-    refuse: Callable[[HttpExchange, ConchError, int], None]
+    status: Callable[[ConchError], int]
+    body: Callable[[int, ConchError], bytes]
     denied: int
+    busy: tuple[int, ...] = (503,)
     request_id: bytes = b""
     duration: bytes = b""
 
 
-#: The clients of Cohere and Anthropic retry after any status of 500 or higher, as OpenAI's does.
-_COHERE_STATUS: Final = {**kserve_status.STATUS, Code.UNSUPPORTED: 400}
-
-_ANTHROPIC_STATUS: Final = {**_COHERE_STATUS, Code.UNAVAILABLE: 529}
-
-
-def _refuse_cohere(exchange: HttpExchange, error: ConchError, status: int = 0) -> None:
-    status = status or _COHERE_STATUS[error.code]
-    exchange.respond(status, [JSON, RETRY] if status == 503 else [JSON], errors.cohere_body(error))
-
-
-def _refuse_anthropic(exchange: HttpExchange, error: ConchError, status: int = 0) -> None:
-    status = status or _ANTHROPIC_STATUS[error.code]
-    headers = [JSON, RETRY] if status in (503, 529) else [JSON]
-    exchange.respond(status, headers, anthropic_errors.error_body(status, error))
-
-
-def _refuse_tei(exchange: HttpExchange, error: ConchError, status: int = 0) -> None:
-    kind, own = errors.tei_error(error)
-    status = status or own
-    headers = [JSON, RETRY] if status in (429, 503) else [JSON]
-    exchange.respond(status, headers, errors.tei_body(error, kind))
-
-
-KSERVE: Final = Dialect(kserve_status.refuse, 403)
-OPENAI: Final = Dialect(openai_status.refuse, 401, b"X-Request-Id", b"OpenAI-Processing-Ms")
-ANTHROPIC: Final = Dialect(_refuse_anthropic, 401, b"request-id")
-COHERE: Final = Dialect(_refuse_cohere, 401, b"X-Request-Id")
-TEI: Final = Dialect(_refuse_tei, 401, b"X-Request-Id")
+KSERVE: Final = Dialect(
+    lambda error: STATUS[error.code], lambda status, error: kserve.error_body(error.public), denied=403
+)
+OPENAI: Final = Dialect(
+    lambda error: OPENAI_STATUS[error.code], openai.error_body, denied=401, request_id=b"X-Request-Id",
+    duration=b"OpenAI-Processing-Ms",
+)  # fmt: skip
+ANTHROPIC: Final = Dialect(
+    lambda error: _ANTHROPIC_STATUS[error.code], anthropic.error_body, denied=401, busy=(503, 529),
+    request_id=b"request-id",
+)  # fmt: skip
+COHERE: Final = Dialect(
+    lambda error: OPENAI_STATUS[error.code], errors.cohere_body, denied=401, request_id=b"X-Request-Id"
+)
+TEI: Final = Dialect(errors.tei_status, errors.tei_body, denied=401, busy=(429, 503), request_id=b"X-Request-Id")
 
 
 def refuse(exchange: HttpExchange, error: ConchError, status: int = 0) -> None:
-    """Respond with an error in the dialect of the exchange."""
-    (exchange.dialect or KSERVE).refuse(exchange, error, status)
+    """Respond with an error in the dialect of the exchange; ``status`` overrides the status of the error.
+
+    The response to an unsupported compression includes the supported ones.
+    """
+    dialect = exchange.dialect or KSERVE
+    status = status or dialect.status(error)
+    headers = [JSON]
+    if status in dialect.busy:
+        headers.append(_RETRY)
+    if error.message == UNSUPPORTED_COMPRESSION:
+        headers.append(_ENCODINGS)
+    exchange.respond(status, headers, dialect.body(status, error))

@@ -19,7 +19,8 @@ from conch.frontends.budget import ByteBudget
 #: Content type of JSON responses.
 JSON: Final = (b"Content-Type", b"application/json")
 PLAIN: Final = (b"Content-Type", b"text/plain")
-Headers = Iterable[tuple[bytes, bytes]]
+Header = tuple[bytes, bytes]
+Headers = Iterable[Header]
 
 _STATUS_LINE = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _STATUS_LINE[529] = b"HTTP/1.1 529 Overloaded\r\n"  # Anthropic's

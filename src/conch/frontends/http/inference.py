@@ -12,7 +12,7 @@ from conch.core.errors import unsupported
 from conch.core.inference import InferRequest
 from conch.core.tensors import Buffer
 from conch.frontends.forwarding import HeaderForwarding
-from conch.frontends.http.background_tasks import BackgroundTasks, take_body
+from conch.frontends.http.background_tasks import start_work, take_body
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import (
     EncodedResponse,
@@ -21,7 +21,6 @@ from conch.frontends.http.responders import (
     InferResponder,
     TextsResponder,
 )
-from conch.frontends.http.status import refuse
 from conch.frontends.http.traced import observe
 from conch.frontends.offloading import work
 from conch.frontends.offloading.messages import resolve_spans
@@ -49,7 +48,6 @@ class Inference:
             server.settings.http_header_forward_pattern, "--http-header-forward-pattern"
         )
         self._regions = server.regions
-        self._tasks = BackgroundTasks(refuse)
         self._tracing = server.tracing
 
     def admit(self, name: str, version: int) -> Model:
@@ -88,7 +86,7 @@ class Inference:
         decoding = self._offloader.run(
             size, work.infer, model.signature, body, len(behind), encoding, length, self._limit, regions
         )
-        self._tasks.start(
+        start_work(
             exchange,
             self._infer(exchange, model, responder, decoding, behind, regions),
             cancel_on_disconnect=True,
@@ -117,34 +115,31 @@ class Inference:
     def generate(self, exchange: HttpExchange, name: str, version: int) -> None:
         """Handle ``POST …/generate``."""
         model = self._server.model(name, version)
-        decoupled = model.signature.decoupled
-        several: TextsResponder | None = None
-        if model.signature.by_row and not model.signature.max_batch_size:
-            several = TextsResponder(exchange, self._offloader, decoupled=decoupled)
-        single = GenerateResponder(exchange, self._offloader, decoupled=decoupled)
-        self._start_generate(exchange, model, single, several)
+        single = GenerateResponder(exchange, self._offloader, decoupled=model.signature.decoupled)
+        texts = model.signature.by_row and not model.signature.max_batch_size
+        self._start_generate(exchange, model, single, texts=texts)
 
     def generate_stream(self, exchange: HttpExchange, name: str, version: int) -> None:
         """Handle ``POST …/generate_stream``."""
         model = self._server.model(name, version)
         responder = GenerateStreamResponder(exchange, self._offloader, decoupled=model.signature.decoupled)
-        self._start_generate(exchange, model, responder, None)
+        self._start_generate(exchange, model, responder, texts=False)
 
     def _start_generate(
         self,
         exchange: HttpExchange,
         model: Model,
         single: GenerateResponder | GenerateStreamResponder,
-        several: TextsResponder | None,
+        *,
+        texts: bool,
     ) -> None:
+        """Decode a request; ``texts`` allows several texts, which become a request each."""
         compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
         body, exchange.body = exchange.body, b""
-        decoding = self._offloader.run(
-            len(body), work.generate, model.signature, body, several is not None, self._limit
-        )
-        self._tasks.start(
+        decoding = self._offloader.run(len(body), work.generate, model.signature, body, texts, self._limit)
+        start_work(
             exchange,
-            self._generate(exchange, model, single, several, decoding),
+            self._generate(exchange, model, single, decoding),
             cancel_on_disconnect=True,
             held=model.held,
         )
@@ -154,13 +149,12 @@ class Inference:
         exchange: HttpExchange,
         model: Model,
         single: GenerateResponder | GenerateStreamResponder,
-        several: TextsResponder | None,
         decoding: Awaitable[tuple[list[InferRequest], Layout | None]],
     ) -> None:
         requests, layout = await decoding
         if layout is None:
-            assert several is not None
-            several.start(requests, model, self._tracing)
+            decoupled = model.signature.decoupled
+            TextsResponder(exchange, requests, self._offloader, decoupled=decoupled).start(model, self._tracing)
         else:
             [single.request], single.layout = requests, layout
             single.request.on_response = single.on_response

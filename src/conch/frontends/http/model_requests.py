@@ -8,16 +8,16 @@ disconnects, they are cancelled.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from conch.core.errors import Code, ConchError, internal
-from conch.core.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
+from conch.core.inference import InferRequest, InferResponse, ModelSignature
 from conch.core.tensors import Buffer, WireTensor
-from conch.frontends.http.background_tasks import BackgroundTasks, take_body
+from conch.frontends.http.background_tasks import start_work, take_body
 from conch.frontends.http.dialects import refuse
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.traced import observe
@@ -33,32 +33,13 @@ LOG = logging.getLogger("conch")
 class RequestsResponder:
     """Sends requests and handles their responses until the exchange ends."""
 
-    def __init__(
-        self,
-        exchange: HttpExchange,
-        model: Model,
-        inputs: Sequence[dict[str, WireTensor]],
-        *,
-        id: str = "",
-        outputs: tuple[str, ...] = (),
-        parameters: Mapping[str, ParameterValue] | None = None,
-        priority: int = 0,
-    ) -> None:
+    def __init__(self, exchange: HttpExchange, requests: Sequence[InferRequest]) -> None:
         self._exchange = exchange
-        self._model = model.name
-        self._requests = [
-            InferRequest(
-                model.name,
-                tensors,
-                partial(self._on_response, part),
-                id=id,
-                outputs=outputs,
-                parameters=parameters or {},
-                priority=priority,
-            )
-            for part, tensors in enumerate(inputs)
-        ]
-        self._running = len(self._requests)
+        self._requests = requests
+        for part, request in enumerate(requests):
+            request.on_response = partial(self._on_response, part)
+        self._model = requests[0].model_name
+        self._running = len(requests)
         self._ended = False
 
     def start(self, model: Model, tracing: Tracing) -> None:
@@ -112,6 +93,31 @@ class RequestsResponder:
         raise NotImplementedError
 
 
+class JoinedResponder(RequestsResponder):
+    """Responds with one body, from the outputs of all requests, when they have completed."""
+
+    def __init__(self, exchange: HttpExchange, requests: Sequence[InferRequest], offloader: Offloader) -> None:
+        super().__init__(exchange, requests)
+        self._offloader = offloader
+        self._parts: list[Sequence[WireTensor]] = [()] * len(requests)
+
+    def _take(self, part: int, response: InferResponse) -> None:
+        if response.outputs:
+            self._parts[part] = response.outputs
+
+    def _finish(self) -> None:
+        start_work(self._exchange, self._encode(), cancel_on_disconnect=True)
+
+    async def _encode(self) -> None:
+        """Encode and send the response."""
+        raise NotImplementedError
+
+    @property
+    def _size(self) -> int:
+        """The size of the outputs (bytes)."""
+        return sum([len(tensor.data) for part in self._parts for tensor in part])
+
+
 @dataclass(frozen=True, slots=True)
 class Translation:
     """How an endpoint translates a body to requests, and their responses to its own response.
@@ -147,7 +153,6 @@ class ModelRequests:
         self._server = server
         self._offloader = offloader
         self._limit = server.settings.http_max_input_size
-        self._tasks = BackgroundTasks(refuse)
 
     def find_model(self, name: str) -> Model:
         """Return the model with a name, or with a LoRA adapter of that name.
@@ -168,7 +173,7 @@ class ModelRequests:
 
     def start(self, exchange: HttpExchange, translation: Translation) -> None:
         """Decode the body of an exchange and start its requests."""
-        self._tasks.start(exchange, self._run(exchange, translation), cancel_on_disconnect=True)
+        start_work(exchange, self._run(exchange, translation), cancel_on_disconnect=True)
 
     async def _run(self, exchange: HttpExchange, translation: Translation) -> None:
         """Decode and start the requests; if something must be loaded first, wait for it and decode again.

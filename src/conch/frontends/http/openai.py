@@ -6,8 +6,9 @@ The router calls them on the event loop; a process decodes large bodies.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import time
 from typing import Final
 
@@ -15,14 +16,13 @@ import orjson
 
 from conch import __version__
 from conch.core.errors import ConchError, not_found
-from conch.core.inference import InferResponse
+from conch.core.inference import InferRequest, InferResponse, ignore
 from conch.core.tensors import WireTensor
-from conch.frontends.http.background_tasks import BackgroundTasks
-from conch.frontends.http.dialects import refuse
+from conch.frontends.http.background_tasks import respond_after, start_work
+from conch.frontends.http.dialects import OPENAI_STATUS
 from conch.frontends.http.exchange import JSON, PLAIN, HttpExchange
 from conch.frontends.http.media_fetching import MediaFetcher
 from conch.frontends.http.model_requests import ModelRequests, RequestsResponder, Translation
-from conch.frontends.http.openai_status import STATUS
 from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
@@ -51,7 +51,10 @@ class GenerationResponder(RequestsResponder):
         self._top = plan.logprobs or 0
         self._stream = plan.stream
         self._members = plan.members
-        super().__init__(exchange, model, inputs, id=self._response.id, priority=plan.priority)
+        id, priority = self._response.id, plan.priority
+        super().__init__(
+            exchange, [InferRequest(model.name, tensors, ignore, id=id, priority=priority) for tensors in inputs]
+        )
         #: Numbers of the requests whose prompt tokens have been counted.
         self._counted: set[int] = set()
 
@@ -81,7 +84,7 @@ class GenerationResponder(RequestsResponder):
             error.param = member
         if self._exchange.started:
             self.cancel()
-            self._exchange.write(self._response.failure(STATUS[error.code], error))
+            self._exchange.write(self._response.failure(OPENAI_STATUS[error.code], error))
             self._exchange.finish()
         else:
             super()._fail(error)
@@ -112,7 +115,6 @@ class OpenAi:
         self._server = server
         self._created = int(time())
         self.requests = ModelRequests(server, offloader)
-        self._tasks = BackgroundTasks(refuse)
         self.fetcher = MediaFetcher(server.settings.allowed_media_domains)
 
     def models(self, exchange: HttpExchange) -> None:
@@ -135,7 +137,8 @@ class OpenAi:
         model, in_place = fields.text("base_model_name") or "", fields.flag("load_inplace")
         fields.finish()
         loading = self._server.load_adapter(name, path, model, in_place=in_place)
-        self._tasks.start(exchange, _respond_after(exchange, loading, f"LoRA adapter '{name}' added"))
+        done = f"Success: LoRA adapter '{name}' added successfully."
+        start_work(exchange, respond_after(exchange, loading, PLAIN, done.encode()))
 
     def unload_adapter(self, exchange: HttpExchange) -> None:
         """Handle ``POST /v1/unload_lora_adapter`` of vLLM."""
@@ -144,27 +147,16 @@ class OpenAi:
         name, model = fields.required_text("lora_name"), fields.text("base_model_name") or ""
         fields.finish()
         unloading = self._server.unload_adapter(name, model)
-        self._tasks.start(exchange, _respond_after(exchange, unloading, f"LoRA adapter '{name}' removed"))
+        done = f"Success: LoRA adapter '{name}' removed successfully."
+        start_work(exchange, respond_after(exchange, unloading, PLAIN, done.encode()))
 
     def version(self, exchange: HttpExchange) -> None:
         """Handle ``GET /version``, as vLLM does."""
         exchange.respond(200, [JSON], orjson.dumps({"version": __version__}))
 
-    def chat(self, exchange: HttpExchange) -> None:
-        """Handle ``POST /v1/chat/completions``."""
-        self._start(exchange, "chat")
-
-    def completion(self, exchange: HttpExchange) -> None:
-        """Handle ``POST /v1/completions``."""
-        self._start(exchange, "completion")
-
-    def message(self, exchange: HttpExchange) -> None:
-        """Handle ``POST /v1/messages`` of Anthropic."""
-        self._start(exchange, "message")
-
-    def count_tokens(self, exchange: HttpExchange) -> None:
-        """Handle ``POST /v1/messages/count_tokens`` of Anthropic."""
-        self._start(exchange, "message_count")
+    def handler(self, endpoint: str) -> Callable[[HttpExchange], None]:
+        """Return the handler of one of the endpoints that generate text (:data:`conch.wire.endpoints.ENDPOINTS`)."""
+        return partial(self._start, endpoint)
 
     def _context(self, name: str) -> int:
         """Return the maximum length of a model's texts (tokens), 0 if it is unknown."""
@@ -178,7 +170,7 @@ class OpenAi:
         signature = self._server.signature(name)
         return signature is None or bool(kinds(signature))
 
-    def _start(self, exchange: HttpExchange, endpoint: str) -> None:
+    def _start(self, endpoint: str, exchange: HttpExchange) -> None:
         self.requests.start(
             exchange,
             Translation(work.openai, (endpoint, self.fetcher.for_request()), self.requests.find_model, self._responder),
@@ -193,9 +185,3 @@ class OpenAi:
         """Return the inputs of requests, with this server's default temperature for a model that takes it."""
         temperature = default_temperature(model.signature, self._server.settings.default_temperature)
         return [{**tensors, **temperature} for tensors in inputs]
-
-
-async def _respond_after(exchange: HttpExchange, action: Awaitable[None], done: str) -> None:
-    """Respond as vLLM when ``action`` completes."""
-    await action
-    exchange.respond(200, [PLAIN], f"Success: {done} successfully.".encode())

@@ -8,20 +8,18 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Final, NamedTuple
 
 from conch.core.errors import ConchError, internal, invalid
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import Buffer
-from conch.frontends.http.background_tasks import BackgroundTasks
+from conch.frontends.http.background_tasks import start_work
+from conch.frontends.http.dialects import STATUS, refuse
 from conch.frontends.http.exchange import JSON, HttpExchange
-from conch.frontends.http.status import STATUS, refuse
-from conch.frontends.http.traced import observe
+from conch.frontends.http.model_requests import JoinedResponder
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
 from conch.server.model import Model
-from conch.telemetry.tracing.tracing import Tracing
 from conch.wire import compression
 from conch.wire.json.control import error_body
 from conch.wire.json.generate import NOT_ONE_RESPONSE, Layout, encode_generate, encode_texts, server_sent_event
@@ -33,9 +31,6 @@ BINARY: Final = (b"Content-Type", b"application/octet-stream")
 EVENTS: Final = (b"Content-Type", b"text/event-stream; charset=utf-8")
 #: A stream is aborted when its client leaves more than this unread (bytes).
 UNREAD_LIMIT: Final = 64 << 20
-
-#: Encodes responses.
-_ENCODING: Final = BackgroundTasks(refuse)
 
 
 class EncodedResponse(NamedTuple):
@@ -113,7 +108,7 @@ class InferResponder(Responder):
         accepted = self._exchange.headers.get(b"accept-encoding")
         encoding = compression.negotiate(accepted.decode("latin-1")) if accepted is not None else "identity"
         size = _size(response) if encoding != "identity" or not self._binary(response) else 0
-        _ENCODING.start(
+        start_work(
             self._exchange, self._encode(size, response, encoding), cancel_on_disconnect=True, held=self._model.held
         )
 
@@ -183,78 +178,38 @@ class GenerateResponder(Responder):
         if first is None or self._count > 1:
             self._exchange.respond(200, [JSON], error_body(NOT_ONE_RESPONSE))
         else:
-            _ENCODING.start(self._exchange, self._encode(first), cancel_on_disconnect=True)
+            start_work(self._exchange, self._encode(first), cancel_on_disconnect=True)
 
     async def _encode(self, response: InferResponse) -> None:
         body = await self._offloader.run(_size(response), encode_generate, self.request, response, self.layout)
         self._exchange.respond(200, [JSON], body)
 
 
-class TextsResponder:
-    """``generate`` for several texts, with a request for each: sends all responses, or an error."""
+class TextsResponder(JoinedResponder):
+    """``generate`` for several texts, with a request for each."""
 
-    def __init__(self, exchange: HttpExchange, offloader: Offloader, *, decoupled: bool) -> None:
-        self._exchange = exchange
-        self._offloader = offloader
+    def __init__(
+        self, exchange: HttpExchange, requests: Sequence[InferRequest], offloader: Offloader, *, decoupled: bool
+    ) -> None:
+        super().__init__(exchange, requests, offloader)
         self._decoupled = decoupled
-        self._requests: list[InferRequest] = []
-        self._kept_responses: dict[int, InferResponse] = {}
-        self._ended = 0
+        self._responses: dict[int, InferResponse] = {}
 
-    def start(self, requests: list[InferRequest], model: Model, tracing: Tracing) -> None:
-        """Send the requests until one is refused or fails; cancel all if the client disconnects."""
-        exchange = self._exchange
-        self._requests = requests
-        for index, request in enumerate(requests):
-            request.on_response = partial(self._take, index)
-        try:
-            for request in self._requests:
-                if exchange.gone:
-                    return
-                observe(tracing, exchange, request)
-                model.infer(request)
-        except ConchError as error:
-            self._give_up(error)
-        if not exchange.gone:
-            exchange.on_disconnect = self._cancel
+    def _take(self, part: int, response: InferResponse) -> None:
+        counts = not response.empty or _is_only_response(response, part in self._responses, decoupled=self._decoupled)
+        if counts and self._responses.setdefault(part, response) is not response:
+            raise invalid(NOT_ONE_RESPONSE)
 
-    def _take(self, index: int, response: InferResponse) -> None:
-        if self._exchange.gone:
-            return
-        try:
-            if response.error is not None:
-                raise response.error
-            counts = not response.empty or _is_only_response(
-                response, index in self._kept_responses, decoupled=self._decoupled
-            )
-            if counts and self._kept_responses.setdefault(index, response) is not response:
-                raise invalid(NOT_ONE_RESPONSE)
-            self._ended += response.final
-            if self._ended == len(self._requests):
-                if len(self._kept_responses) < self._ended:
-                    raise invalid(NOT_ONE_RESPONSE)
-                self._finish([self._kept_responses[number] for number in range(self._ended)])
-        except ConchError as error:
-            self._give_up(error)
-        except Exception:
-            LOG.exception("the responses of '%s' could not be written", self._requests[0].model_name)
-            self._give_up(internal("the response could not be written"))
+    def _finish(self) -> None:
+        if len(self._responses) < len(self._requests):
+            raise invalid(NOT_ONE_RESPONSE)
+        super()._finish()
 
-    def _finish(self, responses: list[InferResponse]) -> None:
-        _ENCODING.start(self._exchange, self._encode(responses), cancel_on_disconnect=True)
-
-    async def _encode(self, responses: list[InferResponse]) -> None:
+    async def _encode(self) -> None:
+        responses = [self._responses[part] for part in range(len(self._requests))]
         # The requests differ only in their texts, and the first one suffices.
         body = await self._offloader.run(_size(*responses), encode_texts, self._requests[:1], responses)
         self._exchange.respond(200, [JSON], body)
-
-    def _give_up(self, error: ConchError) -> None:
-        refuse(self._exchange, error)  # before the cancelled requests respond
-        self._cancel()
-
-    def _cancel(self) -> None:
-        for request in self._requests:
-            request.cancel()
 
 
 class GenerateStreamResponder(Responder):
@@ -274,7 +229,7 @@ class GenerateStreamResponder(Responder):
     def _write(self, response: InferResponse) -> None:
         self._late.append(response)
         if len(self._late) == 1:
-            _ENCODING.start(self._exchange, self._send_late())
+            start_work(self._exchange, self._send_late())
 
     async def _send_late(self) -> None:
         """Send the queued responses in order; each stays in the queue until it has been sent."""

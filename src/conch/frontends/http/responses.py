@@ -8,8 +8,7 @@ import orjson
 
 from conch.core.errors import Code
 from conch.core.tensors import WireTensor
-from conch.frontends.http.background_tasks import BackgroundTasks
-from conch.frontends.http.dialects import refuse
+from conch.frontends.http.background_tasks import start_work
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.model_requests import EntryNeeded, RequestsResponder, Translation
 from conch.frontends.http.openai import GenerationResponder, OpenAi
@@ -56,7 +55,6 @@ class Responses:
         self._store = server.response_store
         self._openai = openai
         self._offloader = offloader
-        self._tasks = BackgroundTasks(refuse)
 
     def create(self, exchange: HttpExchange) -> None:
         """Handle ``POST /v1/responses``."""
@@ -74,15 +72,15 @@ class Responses:
 
     def retrieve(self, exchange: HttpExchange, id: str) -> None:
         """Handle ``GET /v1/responses/{id}``."""
-        self._tasks.start(exchange, self._retrieve(exchange, id))
+        start_work(exchange, self._retrieve(exchange, id))
 
     def remove(self, exchange: HttpExchange, id: str) -> None:
         """Handle ``DELETE /v1/responses/{id}``."""
-        self._tasks.start(exchange, self._remove(exchange, id))
+        start_work(exchange, self._remove(exchange, id))
 
     def input_items(self, exchange: HttpExchange, id: str) -> None:
         """Handle ``GET /v1/responses/{id}/input_items``."""
-        self._tasks.start(exchange, self._input_items(exchange, id))
+        start_work(exchange, self._input_items(exchange, id))
 
     def _responder(
         self, exchange: HttpExchange, model: Model, plan: ResponsePlan, inputs: Sequence[dict[str, WireTensor]]

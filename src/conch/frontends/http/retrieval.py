@@ -11,12 +11,11 @@ from functools import partial
 from typing import Final
 
 from conch.core.errors import Code, unavailable
-from conch.core.inference import InferResponse
+from conch.core.inference import InferRequest, ignore
 from conch.core.tensors import WireTensor
 from conch.frontends.http import dialects
-from conch.frontends.http.background_tasks import BackgroundTasks
 from conch.frontends.http.exchange import JSON, HttpExchange
-from conch.frontends.http.model_requests import ModelRequests, RequestsResponder, Translation
+from conch.frontends.http.model_requests import JoinedResponder, ModelRequests, Translation
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
 from conch.server.core import InferenceServer
@@ -32,13 +31,11 @@ DIALECTS: Final = {
     endpoints.OPENAI: dialects.OPENAI, endpoints.COHERE: dialects.COHERE, endpoints.TEI: dialects.TEI,
 }  # fmt: skip
 _REQUEST_ID: Final = b"x-request-id"
-#: Encodes responses.
-_ENCODING: Final = BackgroundTasks(dialects.refuse)
 #: The kinds of models that TEI serves, which ``/`` and ``/info`` are about.
 _TEI_KINDS: Final = (Kind.DENSE, Kind.SPARSE, Kind.MULTI_VECTOR, Kind.RANKER, Kind.CLASSIFIER)
 
 
-class RetrievalResponder(RequestsResponder):
+class RetrievalResponder(JoinedResponder):
     """Responds with the results of all requests to the model, as one body."""
 
     def __init__(
@@ -47,24 +44,19 @@ class RetrievalResponder(RequestsResponder):
         model: Model,
         plan: RetrievalPlan,
         inputs: Sequence[dict[str, WireTensor]],
+        *,
         offloader: Offloader,
     ) -> None:
-        id = exchange.headers.get(_REQUEST_ID, b"").decode("latin-1")
-        super().__init__(exchange, model, inputs, id=id, outputs=plan.outputs, parameters=plan.parameters)
+        id, parameters = exchange.headers.get(_REQUEST_ID, b"").decode("latin-1"), plan.parameters
+        requests = [
+            InferRequest(model.name, tensors, ignore, id=id, outputs=plan.outputs, parameters=parameters)
+            for tensors in inputs
+        ]
+        super().__init__(exchange, requests, offloader)
         self._plan = plan
-        self._offloader = offloader
-        self._parts: list[Sequence[WireTensor]] = [()] * len(inputs)
-
-    def _take(self, part: int, response: InferResponse) -> None:
-        if response.outputs:
-            self._parts[part] = response.outputs
-
-    def _finish(self) -> None:
-        _ENCODING.start(self._exchange, self._encode(), cancel_on_disconnect=True)
 
     async def _encode(self) -> None:
-        size = sum([len(tensor.data) for part in self._parts for tensor in part])
-        body = await self._offloader.run(size, work.retrieval_body, self._plan, self._model, self._parts)
+        body = await self._offloader.run(self._size, work.retrieval_body, self._plan, self._model, self._parts)
         self._exchange.respond(200, [JSON], body)
 
 
@@ -73,8 +65,8 @@ class Retrieval:
 
     def __init__(self, server: InferenceServer, offloader: Offloader) -> None:
         self._server = server
-        self._offloader = offloader
         self._requests = ModelRequests(server, offloader)
+        self._responder = partial(RetrievalResponder, offloader=offloader)
 
     def handler(self, endpoint: str) -> Callable[..., None]:
         """Return the handler of one of ``ENDPOINTS``, whose path may name a model and its version."""
@@ -132,8 +124,3 @@ class Retrieval:
             wanted = " or ".join(kind.value for kind in accepted)
             raise ApiError(f"this server has no model that {wanted}", "model", code=Code.UNSUPPORTED)
         return self._server.model(names[0])
-
-    def _responder(
-        self, exchange: HttpExchange, model: Model, plan: RetrievalPlan, inputs: list[dict[str, WireTensor]]
-    ) -> RequestsResponder:
-        return RetrievalResponder(exchange, model, plan, inputs, self._offloader)

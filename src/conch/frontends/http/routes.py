@@ -35,6 +35,7 @@ from conch.frontends.yielding import YieldingLister
 from conch.machine import logs
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded
+from conch.server.regions import KINDS, ClientRegions
 from conch.wire.retrieval.endpoints import ENDPOINTS
 
 LOG = logging.getLogger("conch")
@@ -335,51 +336,48 @@ def _kserve_table(server: InferenceServer, offloader: Offloader, control: Contro
         HttpEndpoint(rf"{repository}/models/(?P<name>[^/]+)/unload", "model-repository", {post: control.unload}),
         HttpEndpoint(r"/v2/trace/setting", "trace", trace_handlers),
         HttpEndpoint(r"/v2/models/(?P<traced>[^/]+)/trace/setting", "trace", trace_handlers),
-        *_region_endpoints(RegionRoutes(server.regions)),
+        *_region_endpoints(server.regions),
     ]
 
 
-def _region_endpoints(routes: RegionRoutes) -> Iterator[HttpEndpoint]:
+def _region_endpoints(regions: ClientRegions) -> Iterator[HttpEndpoint]:
     """Yield the routes of client shared memory."""
-    for kind, handlers in (("system", routes.system), ("cuda", routes.cuda)):
-        path = rf"/v2/{kind}sharedmemory(?:/region/(?P<region>[^/]+))?"
+    for kind, name in KINDS.items():
+        handlers = RegionRoutes(regions, kind)
+        path = rf"/v2/{name.lower()}sharedmemory(?:/region/(?P<region>[^/]+))?"
         yield HttpEndpoint(rf"{path}/status", "shared-memory", {b"GET": handlers.status})
         yield HttpEndpoint(rf"{path}/register", "shared-memory", {b"POST": handlers.register})
         yield HttpEndpoint(rf"{path}/unregister", "shared-memory", {b"POST": handlers.unregister})
 
 
-def _openai_table(server: InferenceServer, offloader: Offloader, control: ControlRoutes) -> list[HttpEndpoint]:
-    """Return the routes of OpenAI's and Anthropic's APIs, and the health check of Triton's OpenAI front end."""
-    get, post = b"GET", b"POST"
+#: The routes that generate text: the endpoint, and its dialect.
+_GENERATION: Final = {
+    r"/v1/chat/completions": ("chat", OPENAI),
+    r"/v1/completions": ("completion", OPENAI),
+    r"/v1/messages": ("message", ANTHROPIC),
+    r"/v1/messages/count_tokens": ("message_count", ANTHROPIC),
+}
+_RECORDINGS: Final = {r"/v1/audio/transcriptions": "transcribe", r"/v1/audio/translations": "translate"}
+
+
+def _openai_table(server: InferenceServer, offloader: Offloader, control: ControlRoutes) -> Iterator[HttpEndpoint]:
+    """Yield the routes of OpenAI's and Anthropic's APIs, and the health check of Triton's OpenAI front end."""
+    get, post, api = b"GET", b"POST", "inference"
     openai = OpenAi(server, offloader)
     responses = Responses(server, openai, offloader)
     recordings = Transcriptions(server, offloader)
-    return [
-        HttpEndpoint(r"/v1/models", "metadata", {get: openai.models}, dialect=OPENAI),
-        HttpEndpoint(r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}, dialect=OPENAI),
-        HttpEndpoint(r"/v1/chat/completions", "inference", {post: openai.chat}, large=True, dialect=OPENAI),
-        HttpEndpoint(r"/v1/completions", "inference", {post: openai.completion}, large=True, dialect=OPENAI),
-        HttpEndpoint(r"/v1/messages", "inference", {post: openai.message}, large=True, dialect=ANTHROPIC),
-        HttpEndpoint(
-            r"/v1/messages/count_tokens", "inference", {post: openai.count_tokens}, large=True, dialect=ANTHROPIC
-        ),
-        HttpEndpoint(r"/v1/responses", "inference", {post: responses.create}, large=True, dialect=OPENAI),
-        HttpEndpoint(
-            r"/v1/responses/(?P<id>[^/]+)",
-            "inference",
-            {get: responses.retrieve, b"DELETE": responses.remove},
-            dialect=OPENAI,
-        ),
-        HttpEndpoint(
-            r"/v1/responses/(?P<id>[^/]+)/input_items", "inference", {get: responses.input_items}, dialect=OPENAI
-        ),
-        HttpEndpoint(
-            r"/v1/audio/transcriptions", "inference", {post: recordings.transcribe}, large=True, dialect=OPENAI
-        ),
-        HttpEndpoint(r"/v1/audio/translations", "inference", {post: recordings.translate}, large=True, dialect=OPENAI),
-        HttpEndpoint(r"/version", "metadata", {get: openai.version}, dialect=OPENAI),
-        HttpEndpoint(r"/health/ready", "health", {get: control.ready}, dialect=OPENAI),
-    ]
+    yield HttpEndpoint(r"/v1/models", "metadata", {get: openai.models}, dialect=OPENAI)
+    yield HttpEndpoint(r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}, dialect=OPENAI)
+    for path, (endpoint, dialect) in _GENERATION.items():
+        yield HttpEndpoint(path, api, {post: openai.handler(endpoint)}, large=True, dialect=dialect)
+    response = r"/v1/responses/(?P<id>[^/]+)"
+    yield HttpEndpoint(r"/v1/responses", api, {post: responses.create}, large=True, dialect=OPENAI)
+    yield HttpEndpoint(response, api, {get: responses.retrieve, b"DELETE": responses.remove}, dialect=OPENAI)
+    yield HttpEndpoint(rf"{response}/input_items", api, {get: responses.input_items}, dialect=OPENAI)
+    for path, task in _RECORDINGS.items():
+        yield HttpEndpoint(path, api, {post: recordings.handler(task)}, large=True, dialect=OPENAI)
+    yield HttpEndpoint(r"/version", "metadata", {get: openai.version}, dialect=OPENAI)
+    yield HttpEndpoint(r"/health/ready", "health", {get: control.ready}, dialect=OPENAI)
 
 
 def _adapter_table(server: InferenceServer, offloader: Offloader) -> list[HttpEndpoint]:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from conch.core.errors import Code, ConchError, invalid
-from conch.frontends.http.background_tasks import BackgroundTasks
+from conch.frontends.http.background_tasks import start_work
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.platforms import not_loaded
 from conch.frontends.http.routes import HttpEndpoint
-from conch.frontends.http.status import refuse
 from conch.repository.model_files import CONFIG_FILE
 from conch.server.core import InferenceServer
 from conch.wire.json import control as wire
+from conch.wire.json.text import dumps
 
 #: Where the platform puts models; requests cannot load from any other path.
 MODELS: Final = Path("/opt/ml/models")
@@ -31,7 +31,6 @@ class SageMakerModels:
     def __init__(self, server: InferenceServer, models: Path = MODELS) -> None:
         self._server = server
         self._models = models
-        self._tasks = BackgroundTasks(refuse)
 
     @property
     def endpoints(self) -> list[HttpEndpoint]:
@@ -43,13 +42,13 @@ class SageMakerModels:
 
     def list(self, exchange: HttpExchange) -> None:
         shown = [_shown(name, path) for name, path in sorted(self._server.repository.registered.items())]
-        exchange.respond(200, [JSON], wire.document_body({"models": shown}))
+        exchange.respond(200, [JSON], dumps({"models": shown}))
 
     def show(self, exchange: HttpExchange, name: str) -> None:
         path = self._server.repository.registered.get(name)
         if path is None:
             raise not_loaded(name)
-        exchange.respond(200, [JSON], wire.document_body(_shown(name, path)))
+        exchange.respond(200, [JSON], dumps(_shown(name, path)))
 
     def load(self, exchange: HttpExchange) -> None:
         name, url = wire.read_sagemaker_model(exchange.body)
@@ -62,12 +61,12 @@ class SageMakerModels:
             message = f"model repository '{path}' has already been registered"
             exchange.respond(409, [JSON], wire.error_body(message))
         else:
-            self._tasks.start(exchange, self._load(exchange, name, path))
+            start_work(exchange, self._load(exchange, name, path))
 
     def unload(self, exchange: HttpExchange, name: str) -> None:
         if name not in self._server.repository.registered:
             raise not_loaded(name)
-        self._tasks.start(exchange, self._unload(exchange, name))
+        start_work(exchange, self._unload(exchange, name))
 
     async def _load(self, exchange: HttpExchange, name: str, path: Path) -> None:
         directory = await asyncio.to_thread(_model_in, path)

@@ -12,10 +12,10 @@ from typing import Final
 from conch.core.errors import ConchError, invalid
 from conch.core.tensors import Buffer
 from conch.frontends.admission import AdmissionResult, descriptor_of
-from conch.frontends.http.background_tasks import BackgroundTasks
+from conch.frontends.http.background_tasks import start_work
+from conch.frontends.http.dialects import refuse
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.reader import HttpApplication, RequestReader
-from conch.frontends.http.status import refuse
 from conch.frontends.limits import SLOWEST, SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
 from conch.frontends.yielding import YieldingLister
@@ -358,7 +358,6 @@ class MetricsPage:
     def __init__(self, registry: Registry, lister: YieldingLister) -> None:
         self._registry = registry
         self._lister = lister
-        self._tasks = BackgroundTasks(refuse)
 
     def open(self, exchange: HttpExchange) -> int:
         if exchange.method != b"GET":
@@ -368,7 +367,7 @@ class MetricsPage:
 
     def handle(self, exchange: HttpExchange) -> None:
         if exchange.path == b"/metrics":
-            self._tasks.start(exchange, self._respond_with_page(exchange))
+            start_work(exchange, self._respond_with_page(exchange))
         else:
             exchange.respond(200, [self._TEXT])
 

@@ -6,16 +6,14 @@ calls them on the event loop; a process decodes large forms and encodes large re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from conch.core.errors import Code, ConchError
-from conch.core.inference import InferResponse
+from conch.core.inference import InferRequest, ignore
 from conch.core.tensors import WireTensor
-from conch.frontends.http.background_tasks import BackgroundTasks
-from conch.frontends.http.dialects import refuse
 from conch.frontends.http.exchange import HttpExchange
-from conch.frontends.http.model_requests import ModelRequests, RequestsResponder, Translation
+from conch.frontends.http.model_requests import JoinedResponder, ModelRequests, Translation
 from conch.frontends.http.responders import EVENTS
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
@@ -26,12 +24,9 @@ from conch.wire.openai.models import transcribes
 from conch.wire.openai.reading import ApiError
 from conch.wire.transcriptions import CONTENT_TYPES, TranscriptionPlan, named_member
 
-#: Encodes responses.
-_ENCODING: Final = BackgroundTasks(refuse)
 
-
-class TranscriptionResponder(RequestsResponder):
-    """Responds with a transcription when all requests to the model have completed."""
+class TranscriptionResponder(JoinedResponder):
+    """Responds with a transcription."""
 
     def __init__(
         self,
@@ -39,26 +34,17 @@ class TranscriptionResponder(RequestsResponder):
         model: Model,
         plan: TranscriptionPlan,
         inputs: Sequence[dict[str, WireTensor]],
+        *,
         offloader: Offloader,
     ) -> None:
-        super().__init__(exchange, model, inputs)
+        super().__init__(exchange, [InferRequest(model.name, tensors, ignore) for tensors in inputs], offloader)
         self._plan = plan
-        self._offloader = offloader
-        self._parts: list[Sequence[WireTensor]] = [()] * len(inputs)
-
-    def _take(self, part: int, response: InferResponse) -> None:
-        if response.outputs:
-            self._parts[part] = response.outputs
 
     def _fail(self, error: ConchError) -> None:
         super()._fail(named_member(error))
 
-    def _finish(self) -> None:
-        _ENCODING.start(self._exchange, self._encode(), cancel_on_disconnect=True)
-
     async def _encode(self) -> None:
-        size = sum([len(tensor.data) for part in self._parts for tensor in part])
-        body = await self._offloader.run(size, work.transcription_body, self._plan, self._parts)
+        body = await self._offloader.run(self._size, work.transcription_body, self._plan, self._parts)
         content_type = EVENTS if self._plan.stream else (b"Content-Type", CONTENT_TYPES[self._plan.format])
         self._exchange.respond(200, [content_type], body)
 
@@ -68,18 +54,14 @@ class Transcriptions:
 
     def __init__(self, server: InferenceServer, offloader: Offloader) -> None:
         self._server = server
-        self._offloader = offloader
         self._requests = ModelRequests(server, offloader)
+        self._responder = partial(TranscriptionResponder, offloader=offloader)
 
-    def transcribe(self, exchange: HttpExchange) -> None:
-        """Handle ``POST /v1/audio/transcriptions``."""
-        self._start(exchange, "transcribe")
+    def handler(self, task: str) -> Callable[[HttpExchange], None]:
+        """Return the handler of a task, ``transcribe`` or ``translate``."""
+        return partial(self._start, task)
 
-    def translate(self, exchange: HttpExchange) -> None:
-        """Handle ``POST /v1/audio/translations``."""
-        self._start(exchange, "translate")
-
-    def _start(self, exchange: HttpExchange, task: str) -> None:
+    def _start(self, task: str, exchange: HttpExchange) -> None:
         content_type = exchange.headers.get(b"content-type", b"").decode("latin-1")
         translation = Translation(work.transcription, (content_type, task), self._find, self._responder)
         self._requests.start(exchange, translation)
@@ -104,8 +86,3 @@ class Transcriptions:
         signatures = [(name, self._server.signature(name)) for name in self._server.ready_models()]
         names = [f"'{name}'" for name, signature in signatures if signature is not None and transcribes(signature)]
         return f"models that do: {', '.join(names[:10])}" if names else "no ready model does"
-
-    def _responder(
-        self, exchange: HttpExchange, model: Model, plan: TranscriptionPlan, inputs: list[dict[str, WireTensor]]
-    ) -> RequestsResponder:
-        return TranscriptionResponder(exchange, model, plan, inputs, self._offloader)

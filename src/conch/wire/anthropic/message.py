@@ -1,4 +1,4 @@
-"""The response of the Messages API: its content blocks, object and events; and counts of tokens."""
+"""The responses of the Messages API: content blocks, objects and events, counts of tokens, and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uuid import uuid4
 import orjson
 
 from conch.core.errors import ConchError, unsupported
-from conch.wire.anthropic.errors import error_object
+from conch.wire.json.text import dumps, error_message
 from conch.wire.openai.chat import ChatPlan
 from conch.wire.openai.conversation import ConversationResponse
 from conch.wire.openai.response import ChoiceDelta, GenerationResponse
@@ -17,6 +17,17 @@ from conch.wire.output.events import ToolCallStart
 
 #: Thinking is not signed: any model may have written it.
 _SIGNATURE: Final = "unsigned"
+#: The ``type`` of errors by HTTP status; other 4xx are ``invalid_request_error``, other 5xx ``api_error``.
+_ERROR_TYPES: Final = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error", 529: "overloaded_error",
+}  # fmt: skip
+
+
+def error_body(status: int, error: ConchError) -> bytes:
+    """Return the body of an error response, also used as the data of an event that ends a stream."""
+    kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return dumps({"type": "error", "error": {"type": kind, "message": error_message(error.public)}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +61,7 @@ class MessageResponse(ConversationResponse):
         return self._sent()
 
     def failure(self, status: int, error: ConchError) -> bytes:
-        return b"event: error\ndata: %b\n\n" % orjson.dumps(error_object(status, error))
+        return b"event: error\ndata: %b\n\n" % error_body(status, error)
 
     def body(self) -> bytes:
         return orjson.dumps(self._message())

@@ -1,7 +1,6 @@
 """JSON bodies other than inference: metadata, repository, statistics, log and trace settings, shared memory, errors.
 
-Called by the HTTP front end on the event loop. ``read_…`` functions parse requests; ``…_body`` functions create
-responses. Does no I/O.
+Called by the HTTP front end on the event loop. ``read_…`` functions parse requests. Does no I/O.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import binascii
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from conch.core.errors import clipped, internal, invalid, unavailable, unsupported
+from conch.core.errors import internal, invalid, unavailable, unsupported
 from conch.core.tensors import Buffer
 from conch.machine.logs import FORMATS
 from conch.wire import trace_values
@@ -25,16 +24,11 @@ _HANDLE_SIZE: Final = 64
 
 def error_body(message: str) -> bytes:
     """Return the body of an error response."""
-    return text.dumps({"error": text.string(text.utf8(clipped(message)))})
-
-
-def document_body(document: Any) -> bytes:
-    """Return the body of a response from the server's document: metadata, statistics, index or settings."""
-    return text.dumps(document)
+    return text.dumps({"error": text.error_message(message)})
 
 
 def statistics_body(entries: Iterable[bytes]) -> bytes:
-    """Return the body of a statistics response from its encoded entries (:func:`document_body`)."""
+    """Return the body of a statistics response from its encoded entries."""
     return b'{"model_stats":[' + b",".join(entries) + b"]}"
 
 

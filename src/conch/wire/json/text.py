@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from conch.core.errors import ConchError, internal, invalid
+from conch.core.errors import ConchError, clipped, internal, invalid
 from conch.core.tensors import Buffer
 
 MAX_DEPTH: Final = 100
@@ -99,6 +99,11 @@ def string(value: bytes) -> Any:
     except UnicodeDecodeError:
         text = json.dumps(value.decode("utf-8", "surrogateescape"), ensure_ascii=False)
         return orjson.Fragment(text.encode("utf-8", "surrogateescape"))
+
+
+def error_message(message: str) -> Any:
+    """Prepare the message of an error for :func:`dumps`; a long one is clipped."""
+    return string(utf8(clipped(message)))
 
 
 def utf8(value: str) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from conch.core.errors import Code, ConchError, clipped, did_you_mean, nearest
+from conch.core.errors import Code, ConchError, did_you_mean, nearest
 from conch.core.tensors import Buffer
 from conch.wire.json import text
 
@@ -34,9 +34,8 @@ class ApiError(ConchError):
 def error_object(status: int, message: str, param: str | None = None, reason: str | None = None) -> dict[str, Any]:
     """Return OpenAI's error object for an HTTP status."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    shown = text.string(text.utf8(clipped(message)))
-    named = None if param is None else text.string(text.utf8(clipped(param)))
-    return {"error": {"message": shown, "type": kind, "param": named, "code": reason}}
+    named = None if param is None else text.error_message(param)
+    return {"error": {"message": text.error_message(message), "type": kind, "param": named, "code": reason}}
 
 
 def error_body(status: int, error: ConchError) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from conch.core.errors import QUEUE_FULL, Code, ConchError, clipped
+from conch.core.errors import QUEUE_FULL, Code, ConchError
 from conch.wire.json import text
 from conch.wire.openai.reading import ApiError
 from conch.wire.retrieval.inputs import EMPTY, TOO_MANY
@@ -24,13 +24,22 @@ _TEI: Final = {
 _TEI_REASONS: Final = {EMPTY: ("Empty", 400), TOO_MANY: ("Validation", 413)}
 
 
-def cohere_body(error: ConchError) -> bytes:
+def cohere_body(status: int, error: ConchError) -> bytes:
     """Return the body of an error response of Cohere's API."""
-    return text.dumps({"message": _shown(error)})
+    return text.dumps({"message": text.error_message(error.public)})
 
 
-def tei_error(error: ConchError) -> tuple[str, int]:
-    """Return TEI's type of an error, and its HTTP status."""
+def tei_status(error: ConchError) -> int:
+    """Return the HTTP status of an error of TEI."""
+    return _tei(error)[1]
+
+
+def tei_body(status: int, error: ConchError) -> bytes:
+    """Return the body of an error response of TEI."""
+    return text.dumps({"error": text.error_message(error.public), "error_type": _tei(error)[0]})
+
+
+def _tei(error: ConchError) -> tuple[str, int]:
     if isinstance(error, ApiError) and error.code is Code.INVALID_ARG:
         return _TEI_REASONS.get(error.reason or "", ("Validation", 422))
     if error.code is Code.UNAVAILABLE and QUEUE_FULL in error.message:
@@ -38,12 +47,3 @@ def tei_error(error: ConchError) -> tuple[str, int]:
     if error.code is Code.INVALID_ARG and "cannot be tokenised" in error.message:
         return "Tokenizer", 422
     return _TEI[error.code]
-
-
-def tei_body(error: ConchError, kind: str) -> bytes:
-    """Return the body of an error response of TEI."""
-    return text.dumps({"error": _shown(error), "error_type": kind})
-
-
-def _shown(error: ConchError) -> str:
-    return str(text.string(text.utf8(clipped(error.public))))

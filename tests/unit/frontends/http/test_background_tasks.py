@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from conch.core.errors import unavailable
-from conch.frontends.http.background_tasks import BackgroundTasks
+from conch.frontends.http.background_tasks import start_work
 from conch.frontends.http.exchange import HttpExchange
-from conch.frontends.http.status import refuse
 from tests.unit.frontends.http.site import WrittenConnection
 
 
@@ -51,7 +50,7 @@ async def test_work_that_does_not_wait_is_done_without_a_task(exchange: HttpExch
         exchange.respond(200, [])
 
     before = asyncio.all_tasks()
-    BackgroundTasks(refuse).start(exchange, work())
+    start_work(exchange, work())
     assert connection.ended == 1 and asyncio.all_tasks() == before
 
 
@@ -61,7 +60,7 @@ async def test_work_that_waits_continues_with_what_it_waited_for(exchange: HttpE
     async def work() -> None:
         exchange.respond(200, [], *[await result for result in results])
 
-    BackgroundTasks(refuse).start(exchange, work())
+    start_work(exchange, work())
     for number, result in enumerate(results):
         assert not connection.ended
         result.set_result(b"%d" % number)
@@ -85,7 +84,7 @@ async def test_client_that_disconnects_cancels_work_that_waits(exchange: HttpExc
             seen.append("cancelled")
             raise
 
-    BackgroundTasks(refuse).start(exchange, work(), cancel_on_disconnect=True, held=held)
+    start_work(exchange, work(), cancel_on_disconnect=True, held=held)
     exchange.disconnect()  # even before the task has taken its first step
     await settle()
     assert seen[:2] == ["held", "cancelled"] and not exchange.worked_for
@@ -101,7 +100,7 @@ async def test_body_of_work_that_fails_is_freed_at_once(exchange: HttpExchange, 
     freed = weakref.ref(body)
     result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     results = [result]
-    BackgroundTasks(refuse).start(exchange, work(body), cancel_on_disconnect=True)
+    start_work(exchange, work(body), cancel_on_disconnect=True)
     del body
     assert freed() is not None
     if cancelled:
@@ -119,6 +118,6 @@ async def test_unexpected_error_is_logged_and_not_shown(
     async def work() -> None:
         raise ValueError("secret")
 
-    BackgroundTasks(refuse).start(exchange, work())
+    start_work(exchange, work())
     assert connection.written.startswith(b"HTTP/1.1 500 ") and b"secret" not in connection.written
     assert "secret" in caplog.text

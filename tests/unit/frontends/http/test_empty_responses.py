@@ -63,10 +63,10 @@ def test_the_end_of_a_decoupled_model_is_no_response_to_generate() -> None:
 @pytest.mark.parametrize("responses", BOTH)
 def test_a_text_may_have_a_response_without_outputs(responses: list[InferResponse]) -> None:
     connection: Any = WrittenConnection()
-    responder = TextsResponder(exchange_for(connection, b"generate"), offloader(), decoupled=False)
     request = InferRequest("m", {}, ignore, model_version=1)
+    responder = TextsResponder(exchange_for(connection, b"generate"), [request], offloader(), decoupled=False)
     model: Any = type("Accepting", (), {"infer": ignore})
-    responder.start([request], model, Tracing(TraceValues()))
+    responder.start(model, Tracing(TraceValues()))
     assert body_after(responses, connection, request) == ANSWER
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.core.errors import unavailable
+from conch.core.errors import ConchError, unavailable
 from conch.core.inference import InferRequest, InferResponse, ignore
 from conch.core.tensors import WireTensor
 from conch.frontends.budget import ByteBudget
+from conch.frontends.http.dialects import refuse
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import TextsResponder
 from conch.frontends.offloading.offloader import Offloader
@@ -28,9 +29,12 @@ class Accepting:
 def asked(texts: int, model: Any = None) -> tuple[WrittenConnection, list[InferRequest]]:
     client: Any = WrittenConnection()
     exchange = HttpExchange(client, b"POST", b"/v2/models/m/generate", {}, True)
-    responder = TextsResponder(exchange, Offloader(1 << 30, 30, ByteBudget(1 << 30)), decoupled=False)
     requests = [InferRequest("m", {}, ignore, model_version=1) for _ in range(texts)]
-    responder.start(requests, model or Accepting(), Tracing(TraceValues()))
+    responder = TextsResponder(exchange, requests, Offloader(1 << 30, 30, ByteBudget(1 << 30)), decoupled=False)
+    try:
+        responder.start(model or Accepting(), Tracing(TraceValues()))
+    except ConchError as error:  # as the handler does
+        refuse(exchange, error)
     return client, requests
 
 

@@ -11,18 +11,17 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from conch.core.errors import invalid, not_found
-from conch.frontends.http.background_tasks import BackgroundTasks
+from conch.frontends.http.background_tasks import start_work
 from conch.frontends.http.console import model_pages
 from conch.frontends.http.console.events import OverviewStream
 from conch.frontends.http.console.static_files import StaticFiles
 from conch.frontends.http.console.worker_logs import WorkerLogs
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.routes import PUBLIC, HttpEndpoint
-from conch.frontends.http.status import refuse
 from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
 from conch.server.model import Model
-from conch.wire.json.control import document_body
+from conch.wire.json.text import dumps
 
 _NO_STORE: Final = (b"Cache-Control", b"no-store")
 _MODEL: Final = r"/console/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
@@ -35,7 +34,6 @@ class Console:
         self._server = server
         self._stream = OverviewStream(server, lister)
         self._logs = WorkerLogs()
-        self._tasks = BackgroundTasks(refuse)
         static, get = StaticFiles(), b"GET"
         self.endpoints = [
             HttpEndpoint(r"/console", PUBLIC, {get: static.redirect}),
@@ -64,19 +62,19 @@ class Console:
         return max(models, key=attrgetter("version"))
 
     def _page(self, exchange: HttpExchange, name: str, version: int) -> None:
-        self._tasks.start(exchange, self._respond_with_page(exchange, name, version))
+        start_work(exchange, self._respond_with_page(exchange, name, version))
 
     async def _respond_with_page(self, exchange: HttpExchange, name: str, version: int) -> None:
         document = await model_pages.page(self._model(name, version), self._server.overview.history)
-        exchange.respond(200, [JSON, _NO_STORE], document_body(document))
+        exchange.respond(200, [JSON, _NO_STORE], dumps(document))
 
     def _current(self, exchange: HttpExchange, name: str, version: int) -> None:
         self._server.ledger.refresh()
         document = model_pages.current(self._model(name, version))
-        exchange.respond(200, [JSON, _NO_STORE], document_body(document))
+        exchange.respond(200, [JSON, _NO_STORE], dumps(document))
 
     def _log(self, exchange: HttpExchange, name: str, version: int) -> None:
         after = parse_qs(exchange.query).get("after", ["0"])[0]
         if not (after.isascii() and after.isdecimal() and len(after) < 20):
             raise invalid("'after' must be the number of a line")
-        exchange.respond(200, [JSON, _NO_STORE], document_body(self._logs.lines(name, int(after))))
+        exchange.respond(200, [JSON, _NO_STORE], dumps(self._logs.lines(name, int(after))))
