@@ -75,6 +75,25 @@ def test_usage_and_tokens_of_a_chat(server: ConchServer) -> None:
     assert 0 < reply["usage"]["prompt_tokens_details"]["cached_tokens"] < reply["usage"]["prompt_tokens"]
 
 
+def test_cached_prefixes_are_shared_only_with_the_same_salt(server: ConchServer) -> None:
+    text = "Where is the nearest library? " * 6
+    bodies = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": text}], "max_tokens": 1},
+        "/v1/completions": {"prompt": text, "max_tokens": 1},
+        "/v1/responses": {"input": text, "max_output_tokens": 1, "priority": 2},
+        "/v1/messages": {"messages": [{"role": "user", "content": text}], "max_tokens": 1, "priority": 2},
+    }
+    for number, (path, body) in enumerate(bodies.items()):
+        for salt, is_cached in ((f"a{number}", False), (f"b{number}", False), (f"a{number}", True)):
+            _, _, reply = post(server, path, {"model": "llama", "cache_salt": salt, **body})
+            usage = reply["usage"]
+            details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+            cached = details.get("cached_tokens") or usage.get("cache_read_input_tokens") or 0
+            assert bool(cached) == is_cached, (path, salt)
+        status, _, reply = post(server, path, {"model": "llama", "cache_salt": "", **body})
+        assert status == 400 and "'cache_salt' has 0 characters" in reply["error"]["message"]
+
+
 def test_prompts_may_be_token_ids(server: ConchServer) -> None:
     texts = ["How can you be", "The sea is"]
     ids = [train_tokenizer(every_byte=True)(text)["input_ids"] for text in texts]

@@ -78,6 +78,10 @@ class BatchSequence(SequenceState):
         return self.sampling.lora_name
 
     @property
+    def prefix_key(self) -> str:
+        return self.sampling.prefix_key
+
+    @property
     def reading(self) -> bool:
         """Whether tokens are left to read besides the one that was chosen last."""
         return self.search is None and len(self.tokens) - self.read > 1
@@ -373,11 +377,11 @@ class InFlightBatcher(GenerationEngine):
         if sequence.waits_for_reader:
             return True
         sequence.reader, known = None, -1
-        shareable = self._shareable_tokens(sequence)
+        shareable, key = self._shareable_tokens(sequence), sequence.prefix_key
         for other in self._running:
-            if other.rank < sequence.rank and other.read < other.prompt_length and other.adapter == sequence.adapter:
+            if other.rank < sequence.rank and other.read < other.prompt_length and other.prefix_key == key:
                 if known < 0:
-                    known = self._cache.known(sequence.adapter, shareable)
+                    known = self._cache.known(key, shareable)
                 length = common_length(shareable, self._shareable_tokens(other), self._unit)
                 if length > known:
                     sequence.reader, sequence.awaited = other, length
@@ -392,7 +396,7 @@ class InFlightBatcher(GenerationEngine):
         blocks = self._cache.blocks_for(len(sequence.tokens) + 1) + sequence.width - 1
         # A cached prefix has no logits.
         shareable = [] if sequence.scores_prompt else self._shareable_tokens(sequence)
-        started = self._cache.start(sequence.adapter, shareable, len(sequence.tokens), max(blocks, sequence.blocks))
+        started = self._cache.start(sequence.prefix_key, shareable, len(sequence.tokens), max(blocks, sequence.blocks))
         if started is None:
             return False
         slot, sequence.read = started
@@ -551,7 +555,7 @@ class InFlightBatcher(GenerationEngine):
 
     def _record(self, sequence: BatchSequence) -> None:
         self._cache.record(
-            sequence.slots[0], sequence.adapter, sequence.tokens, self._shareable(sequence, sequence.read)
+            sequence.slots[0], sequence.prefix_key, sequence.tokens, self._shareable(sequence, sequence.read)
         )
 
     def _shareable(self, sequence: BatchSequence, count: int) -> int:

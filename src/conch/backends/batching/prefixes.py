@@ -1,7 +1,8 @@
 """An index of the sequences in a KV cache by their beginnings. No I/O.
 
 The index is a tree. An edge is a unit of tokens, so that a node stands for a beginning of whole units and has the slots
-of all sequences that begin with it. Adapters have a tree each, because the cache of a sequence depends on its adapter.
+of all sequences that begin with it. Each key has a tree, for an adapter, on which the cache of a sequence depends, and
+for the salt of a client.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ _Unit = tuple[int, ...]
 
 
 class _Node:
-    __slots__ = ("children", "parent", "slots", "unit")
+    __slots__ = ("children", "key", "parent", "slots", "unit")
 
-    def __init__(self, parent: _Node | None, unit: _Unit) -> None:
-        self.parent, self.unit = parent, unit
+    def __init__(self, parent: _Node | None, unit: _Unit, key: str) -> None:
+        self.parent, self.unit, self.key = parent, unit, key
         self.children: dict[_Unit, _Node] = {}
         self.slots: set[int] = set()
 
@@ -28,18 +29,18 @@ class PrefixIndex:
         self._roots: dict[str, _Node] = {}
         self._ends: dict[int, tuple[_Node, int]] = {}
 
-    def extend(self, slot: int, adapter: str, tokens: Sequence[int], count: int) -> None:
+    def extend(self, slot: int, key: str, tokens: Sequence[int], count: int) -> None:
         """Record the first ``count`` of ``tokens``, which begin with the recorded tokens of the slot."""
         node, end = self._ends.get(slot, (None, 0))
         if end + self.unit > count:
             return
         if node is None:
-            node = self._roots.setdefault(adapter, _Node(None, ()))
+            node = self._roots.setdefault(key, _Node(None, (), key))
         while end + self.unit <= count:
             unit = tuple(tokens[end : end + self.unit])
             child = node.children.get(unit)
             if child is None:
-                child = node.children[unit] = _Node(node, unit)
+                child = node.children[unit] = _Node(node, unit, key)
             child.slots.add(slot)
             node, end = child, end + self.unit
         self._ends[slot] = node, end
@@ -48,12 +49,12 @@ class PrefixIndex:
         """Return the number of recorded tokens of a slot."""
         return self._ends[slot][1] if slot in self._ends else 0
 
-    def find(self, adapter: str, tokens: Sequence[int]) -> tuple[int, int]:
+    def find(self, key: str, tokens: Sequence[int]) -> tuple[int, int]:
         """Return a slot with the longest common beginning and its length, which is less than that of ``tokens``.
 
         The length is 0 if no slot begins with the first unit of ``tokens``.
         """
-        node, end = self._roots.get(adapter), 0
+        node, end = self._roots.get(key), 0
         while node is not None and end + self.unit < len(tokens):
             child = node.children.get(tuple(tokens[end : end + self.unit]))
             if child is None:
@@ -78,6 +79,8 @@ class PrefixIndex:
             self._ends[slot] = node, end
         else:
             self._ends.pop(slot, None)
+            if node is not None and not node.children:
+                del self._roots[node.key]
 
 
 def common_length(tokens: Sequence[int], others: Sequence[int], unit: int) -> int:

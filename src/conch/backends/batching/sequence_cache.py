@@ -19,7 +19,7 @@ class SequenceCache:
     """The slots and blocks of ``decoder``.
 
     Sequences share whole units of ``unit`` tokens, a multiple of the decoder's block. ``retains`` tells whether ended
-    sequences are retained at all.
+    sequences are retained at all. Only sequences of the same ``key`` share tokens.
     """
 
     def __init__(self, decoder: Decoder, unit: int, *, retains: bool) -> None:
@@ -48,18 +48,18 @@ class SequenceCache:
         """Return the number of blocks that ``tokens`` tokens need."""
         return -(-tokens // self._blocks.size)
 
-    def known(self, adapter: str, tokens: Sequence[int]) -> int:
+    def known(self, key: str, tokens: Sequence[int]) -> int:
         """Return how many of ``tokens`` a sequence that begins with them would not have to compute."""
-        return self._prefixes.find(adapter, tokens)[1]
+        return self._prefixes.find(key, tokens)[1]
 
-    def start(self, adapter: str, shareable: Sequence[int], length: int, blocks: int) -> tuple[int, int] | None:
+    def start(self, key: str, shareable: Sequence[int], length: int, blocks: int) -> tuple[int, int] | None:
         """Give a sequence of ``length`` tokens a slot with room for one more, which begins with a known prefix.
 
         ``shareable`` are the tokens at the beginning of the sequence that it may share with others. Returns the slot
         and the number of its tokens in the cache, or None if running sequences leave the sequence less than ``blocks``
         blocks.
         """
-        source, known = self._prefixes.find(adapter, shareable)
+        source, known = self._prefixes.find(key, shareable)
         reused = known // self._blocks.size
         available = self._blocks.count - self._blocks.pinned - self._blocks.unpinned(source, known)
         if blocks - reused > available:
@@ -90,10 +90,10 @@ class SequenceCache:
         self._decoder.share(source, slot, tokens, copied)
         return slot
 
-    def record(self, slot: int, adapter: str, tokens: Sequence[int], count: int) -> None:
+    def record(self, slot: int, key: str, tokens: Sequence[int], count: int) -> None:
         """Record that other sequences may share the first ``count`` of ``tokens``, which the slot holds."""
         if self.retains:
-            self._prefixes.extend(slot, adapter, tokens, count)
+            self._prefixes.extend(slot, key, tokens, count)
 
     def release(self, slot: int) -> None:
         """Free the slot of a sequence that ends, or retain its recorded tokens if no other slot has them."""

@@ -26,6 +26,8 @@ MAX_LOGPROBS: Final = 20
 MAX_STOPS: Final = 128
 MAX_STOP_LENGTH: Final = 1024
 MAX_BAD_WORDS: Final = 1024
+#: The maximum length of ``cache_salt`` (characters).
+MAX_SALT_LENGTH: Final = 1024
 #: The input of text models for the temperature that applies if neither the request nor the model sets one.
 DEFAULT_TEMPERATURE: Final = "default_temperature"
 #: The input of text models for the text after the completion.
@@ -205,6 +207,9 @@ class SamplingParams:
         feature=lambda structure: {Feature[structure.kind.upper()]},
     )  # fmt: skip
     lora_name: str = _parameter(Text(), "", "the LoRA adapter to use", feature=Feature.LORA)
+    cache_salt: str = _parameter(
+        Text(MAX_SALT_LENGTH), "", "share cached prefixes only with requests that have the same salt"
+    )
     skip_special_tokens: bool = _parameter(Flag(), True, "omit special tokens from the text")
     spaces_between_special_tokens: bool = _parameter(Flag(), True, "accepted; has no effect")
     truncate_prompt_tokens: int | None = _parameter(
@@ -212,6 +217,11 @@ class SamplingParams:
     )
     #: ``bad_words`` as token ids, one sequence per spelling of a word; the code that has the tokenizer sets them.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def prefix_key(self) -> str:
+        """The requests with which cached prefixes are shared: those with the same adapter and salt."""
+        return f"{self.lora_name}\0{self.cache_salt}" if self.cache_salt else self.lora_name
 
     def make_greedy(self) -> None:
         """Select greedy decoding: set ``temperature`` to 0 and the other sampling values to neutral."""

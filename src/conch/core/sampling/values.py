@@ -116,9 +116,11 @@ class Flag:
         raise _wrong(label, value, self.wanted)
 
 
+@dataclass(frozen=True, slots=True)
 class Text:
-    """A text."""
+    """A text of at most ``length`` characters (0: any), which must not be empty then."""
 
+    length: int = 0
     wanted: ClassVar = "a text"
     datatype: ClassVar = "BYTES"
     dims: ClassVar = (1,)
@@ -126,6 +128,8 @@ class Text:
     def read(self, name: str, value: Any, label: str) -> str:
         if not isinstance(value, str):
             raise _wrong(label, value, self.wanted)
+        if self.length and not 0 < len(value) <= self.length:
+            raise invalid(f"'{name}' has {len(value)} characters; it must have 1 to {self.length}")
         return value
 
 

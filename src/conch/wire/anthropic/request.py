@@ -51,6 +51,8 @@ def read_message_request(members: Fields) -> ChatRequest:
         "temperature": members.number("temperature", 0, 1),
         "top_p": members.take("top_p"),
         "top_k": members.integer("top_k", 0, INT32) or None,
+        "priority": members.take("priority"),
+        "cache_salt": members.take("cache_salt"),
     }
     members.finish()
     return read_translated(chat, _NAMES, MessageForm(shows_thinking=shows_thinking))

@@ -217,6 +217,18 @@ def test_known_prefix_is_not_read_again(prefix_caching: bool, hits: int) -> None
     assert (usage.prefix_queries, usage.prefix_hits) == ((80, hits) if prefix_caching else (0, 0))
 
 
+def test_prefix_is_shared_only_with_requests_of_the_same_salt() -> None:
+    engine = batcher(FakeDecoder())
+    for hits, salt in ((0, ""), (0, "a"), (0, "b"), (36, "a"), (72, "")):
+        run(engine, request(1, PROMPT, max_tokens=1, cache_salt=salt))
+        assert engine.usage().prefix_hits == hits
+    # Nor with one that is being read.
+    for id, salt in enumerate(("c", "d", "c")):
+        engine.add(request(id, PROMPT, max_tokens=1, cache_salt=salt))
+    _finish(engine)
+    assert engine.usage().prefix_hits == 72 + 36
+
+
 def test_steps_report_the_cached_part_of_the_prompt() -> None:
     engine = batcher(FakeDecoder())
     run(engine, request(1, PROMPT, max_tokens=1))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from conch.backends.batching.prefixes import PrefixIndex, common_length
@@ -27,6 +29,19 @@ def test_slots_of_another_adapter_are_not_found() -> None:
     index.extend(1, "formal", list(range(8)), 8)
     assert index.find("", list(range(9))) == (-1, 0)
     assert index.find("formal", list(range(9))) == (1, 8)
+
+
+def test_keys_without_slots_are_forgotten() -> None:
+    def nodes() -> int:
+        return sum(type(known).__name__ == "_Node" for known in gc.get_objects())
+
+    before, index = nodes(), PrefixIndex(4)
+    for slot in range(3):
+        index.extend(slot, f"salt {slot}", list(range(8)), 8)
+    for slot in range(3):
+        index.truncate(slot, 0)
+        assert index.find(f"salt {slot}", list(range(9))) == (-1, 0)
+    assert nodes() == before
 
 
 def test_slot_that_grows_is_extended() -> None:

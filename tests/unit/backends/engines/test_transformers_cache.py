@@ -92,6 +92,14 @@ def test_a_common_prefix_is_read_once(folder: Path) -> None:
     assert engine.usage().prefix_hits - before == 96
 
 
+def test_a_prefix_is_shared_only_with_requests_of_the_same_salt(folder: Path) -> None:
+    engine = opened(folder)
+    [prompt] = prompts(70)
+    for hits, salt in ((0, "a"), (0, "b\ud800"), (0, ""), (64, "a"), (128, "")):
+        generate(engine, prompt, max_tokens=1, temperature=0, cache_salt=salt)
+        assert engine.usage().prefix_hits == hits
+
+
 def test_prefixes_make_way_for_sequences(folder: Path) -> None:
     engine = opened(folder, cache_tokens=128)
     [first, second] = prompts(64, 100)

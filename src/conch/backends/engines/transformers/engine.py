@@ -383,7 +383,7 @@ class TransformersEngine(GenerationEngine):
                 # The rest of this step's chunk is too small for a run of its own.
                 break
             if self._prefixes is not None and not (row.media is not None and row.media.whole):
-                known = self._prefixes.find(row.sampling.lora_name, row.keyed_tokens)
+                known = self._prefixes.find(row.sampling.prefix_key, row.keyed_tokens)
                 if started and known:
                     known = []
                     break
@@ -425,7 +425,7 @@ class TransformersEngine(GenerationEngine):
             return  # the tokens depend on later ones
         if self._prefixes is not None and batch.padded is not None and row.search is None:
             cache, index = batch.padded.cache, batch.members.index(row)
-            self._prefixes.keep(batch.adapter, row.keyed_tokens[: cache.lengths()[index]], cache, index)
+            self._prefixes.keep(row.sampling.prefix_key, row.keyed_tokens[: cache.lengths()[index]], cache, index)
 
     def _join(self) -> None:
         """Merge compatible batches."""

@@ -107,10 +107,13 @@ class VllmEngine(GenerationEngine):
         structure = sampling.structured_outputs
         if structure is not None and structure.kind == "json" and self._guided:
             structure = Structure("json", _rewritten(structure.text))
+        prompt: dict[str, Any] = {"prompt_token_ids": request.prompt}
+        if sampling.cache_salt:
+            prompt["cache_salt"] = sampling.cache_salt
         try:
             self._engine.add_request(
                 str(request.id),
-                {"prompt_token_ids": request.prompt},
+                prompt,
                 _sampling_params(self._vllm, sampling, structure, self._eos_ids),
                 lora_request=self._adapters[sampling.lora_name] if sampling.lora_name else None,
                 priority=request.priority,

@@ -105,7 +105,7 @@ def read_responses(members: Fields, *, previous: str | None, items: list[Item]) 
         "service_tier": "default",
     }
     chat |= {"temperature": temperature, "top_p": top_p}
-    chat |= {name: members.take(name) for name in EXTENSIONS}
+    chat |= {name: members.take(name) for name in (*EXTENSIONS, "priority")}
     members.refuse(*_REFUSED)
     members.ignore(*_IGNORED)
     members.finish()
