@@ -75,6 +75,36 @@ def test_usage_and_tokens_of_a_chat(server: ConchServer) -> None:
     assert 0 < reply["usage"]["prompt_tokens_details"]["cached_tokens"] < reply["usage"]["prompt_tokens"]
 
 
+def test_response_without_the_oldest_items(server: ConchServer) -> None:
+    def say(role: str, text: str) -> dict[str, str]:
+        return {"role": role, "content": text}
+
+    items = [say(role, f"How can you be {index}") for index in range(20) for role in ("user", "assistant")]
+    items.append(say("user", "Where is it?"))
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0) as client:
+        asked = partial(client.responses.create, model="llama", temperature=0, extra_body=IGNORE_EOS)
+        members: dict[str, Any] = {"instructions": "Be kind.", "max_output_tokens": 20}
+        shortened = asked(input=items, truncation="auto", **members)  # type: ignore[arg-type]
+        assert shortened.truncation == "auto" and shortened.usage is not None
+        assert shortened.usage.input_tokens + 20 <= 128
+        for start in range(0, len(items), 2):
+            rest = asked(input=items[start:], truncation="auto", **members)  # type: ignore[arg-type]
+            assert rest.output_text == shortened.output_text or start > 28
+            if rest.usage.input_tokens < shortened.usage.input_tokens:
+                break
+        assert len(items) > start > 24  # no more than necessary
+        # All responses are stored with all items.
+        again = asked(input="And now?", previous_response_id=shortened.id, truncation="auto", **members)
+        assert len(client.responses.input_items.list(again.id, limit=100).data) == len(items) + 2
+        for members in ({"truncation": "disabled"}, {}):
+            with pytest.raises(openai.BadRequestError) as caught:
+                asked(input=items, **members)  # type: ignore[arg-type]
+            assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+        with pytest.raises(openai.BadRequestError) as caught:
+            asked(input="How can you be " * 200, truncation="auto")
+        assert caught.value.code == "context_length_exceeded"
+
+
 def test_cached_prefixes_are_shared_only_with_the_same_salt(server: ConchServer) -> None:
     text = "Where is the nearest library? " * 6
     bodies = {

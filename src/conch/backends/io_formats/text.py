@@ -27,6 +27,7 @@ from conch.backends.generation.options import ServingOptions
 from conch.backends.generation.sampling import Defaults, Limits, SamplingOverrides, read_document, refuse_unsupported
 from conch.backends.generation.service import ResponseBuilder
 from conch.backends.io_formats.processor import MEDIA_INPUTS, MediaProcessor
+from conch.backends.io_formats.shortening import Messages, dropped_parts, shortened
 from conch.backends.tasks.task import TaskDescription, complete_config
 from conch.backends.tasks.tokens import TOKEN_IDS, TOKENS, TokenDocuments
 from conch.checkpoints.folder import Checkpoint
@@ -39,7 +40,14 @@ from conch.config.complete import ADAPTERS, CHAT_TEMPLATE, LOADS_ADAPTERS, OUTPU
 from conch.core.errors import ConchError, invalid, unsupported
 from conch.core.inference import TensorSpec
 from conch.core.sampling import TEXT_GENERATION
-from conch.core.sampling.parameters import DEFAULT_TEMPERATURE, PARAMETERS, SUFFIX, SamplingParameter, SamplingParams
+from conch.core.sampling.parameters import (
+    DEFAULT_TEMPERATURE,
+    DROP_OLDEST,
+    PARAMETERS,
+    SUFFIX,
+    SamplingParameter,
+    SamplingParams,
+)
 from conch.core.sampling.structures import parsed
 from conch.core.text_parameters import ADD_SPECIAL_TOKENS, SKIP_SPECIAL_TOKENS
 from conch.machine.facts import openmp, usable_cores
@@ -316,7 +324,7 @@ _RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
 #: Maximum number of ``bad_words``; each word is tokenized twice.
 _MOST_WORDS: Final = 4096
 _TEXTS: Final = ("text_input", SUFFIX, "messages", "tools", "chat_template_kwargs", "sampling_parameters")
-_FLAGS: Final = ("stream", "exclude_input_in_output", "tokenize_only", INCLUDE_MARKS)
+_FLAGS: Final = ("stream", "exclude_input_in_output", "tokenize_only", INCLUDE_MARKS, DROP_OLDEST)
 
 
 def _input_of(parameter: SamplingParameter) -> TensorSpec:
@@ -394,6 +402,9 @@ class TextInterface:
             counted = np.array([len(prompt)], np.uint32)
             return ImmediateResponse(Result({"text_output": _strings([""]), "num_input_tokens": counted}))
         chat = "messages" in request.inputs
+        room = self.limits.remaining(self._reserved(overrides))
+        if request.option(DROP_OLDEST, False) and chat and len(prompt) > room:
+            text, prompt, items = self._shortened(request, room, (text, prompt, items))
         exclude = request.option("exclude_input_in_output", stream or chat)
         if stream and not exclude:
             raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
@@ -479,12 +490,7 @@ class TextInterface:
                 self.media.check(ids, items)
             return self.tokenizer.decode(ids), ids, items
         text, chat = self._text(request, optional_tools=optional_tools)
-        if self.media is None or not items:
-            prompt = self.tokenizer.encode(text, special_tokens=not chat)
-        else:
-            expanded = self.media.expand(text, items)
-            prompt = self.tokenizer.encode(expanded, special_tokens=not chat and self.media.special_tokens)
-            self.media.check(prompt, items)
+        prompt = self._encoded(text, items, chat=chat)
         if not prompt and chat:
             raise invalid(
                 "the chat template makes an empty text of 'messages': there is nothing to continue", "messages"
@@ -492,6 +498,49 @@ class TextInterface:
         if not prompt and not request.has(SUFFIX):
             raise invalid("'text_input' is empty: there is nothing to continue", "text_input")
         return text, prompt, items
+
+    def _encoded(self, text: str, items: Sequence[MediaItem], *, chat: bool) -> list[int]:
+        """Return the token ids of a prompt with its images and recordings."""
+        if self.media is None or not items:
+            return self.tokenizer.encode(text, special_tokens=not chat)
+        expanded = self.media.expand(text, items)
+        prompt = self.tokenizer.encode(expanded, special_tokens=not chat and self.media.special_tokens)
+        self.media.check(prompt, items)
+        return prompt
+
+    def _reserved(self, overrides: SamplingOverrides) -> int:
+        """Return the tokens that a prompt leaves to the completion if it is shortened."""
+        tokens: int = overrides.get("max_tokens") or min(self.defaults.max_tokens, self.limits.remaining(0) // 2)
+        return tokens
+
+    def _shortened(
+        self, request: Request, room: int, whole: tuple[str, list[int], Sequence[MediaItem]]
+    ) -> tuple[str, list[int], Sequence[MediaItem]]:
+        """Return the prompt of a conversation without its oldest messages, at most ``room`` tokens.
+
+        Returns ``whole``, the prompt of all messages, if the newest ones alone do not fit.
+        """
+        messages = _document(request, "messages", list)
+
+        def prompt_of(kept: Messages) -> tuple[str, list[int], Sequence[MediaItem]]:
+            left = dropped_parts(messages, kept)
+            items = []
+            for item in whole[2]:
+                if left[item.kind]:
+                    left[item.kind] -= 1
+                else:
+                    items.append(item)
+            text = self._conversation(request, kept, optional_tools=True)
+            return text, self._encoded(text, items, chat=True), items
+
+        def fits(kept: Messages) -> bool:
+            try:
+                return len(prompt_of(kept)[1]) <= room
+            except ConchError:  # a template may demand messages that have been dropped
+                return False
+
+        kept = shortened(messages, fits)
+        return whole if kept is None else prompt_of(kept)
 
     def _items(self, request: Request) -> Sequence[MediaItem]:
         """Return the images and recordings of a request. Raises UNSUPPORTED if the model reads none of their kind."""
@@ -518,17 +567,20 @@ class TextInterface:
             )
         if text is not None:
             return text, False
+        return self._conversation(request, _document(request, "messages", list), optional_tools=optional_tools), True
+
+    def _conversation(self, request: Request, messages: Any, *, optional_tools: bool) -> str:
+        """Return the prompt for ``messages``, with the tools and template values of a request."""
         variables = _document(request, "chat_template_kwargs", dict) or {}
         taken = {"self", "messages", "tools", "optional_tools"} & set(variables)
         if taken:
             raise invalid(f"input 'chat_template_kwargs' must not have '{taken.pop()}'", "chat_template_kwargs")
-        conversation = self.tokenizer.chat(
-            self._with_parts(_document(request, "messages", list)),
+        return self.tokenizer.chat(
+            self._with_parts(messages),
             tools=_document(request, "tools", list),
             optional_tools=optional_tools,
             **variables,
         )
-        return conversation, True
 
     def _with_parts(self, messages: Any) -> Any:
         """Return messages with contents as the chat template reads them: lists of parts, or texts."""
@@ -547,8 +599,7 @@ class TextInterface:
         if (last := overrides.get("truncate_prompt_tokens")) is not None:
             prompt = prompt[-last:]
         if self.truncate:
-            max_tokens = overrides.get("max_tokens") or min(self.defaults.max_tokens, self.limits.remaining(0) // 2)
-            prompt = prompt[-max(self.limits.remaining(max_tokens), 1) :]
+            prompt = prompt[-max(self.limits.remaining(self._reserved(overrides)), 1) :]
         sampling = self.defaults.sampling(
             overrides, self.limits.remaining(len(prompt)), chat=source == "messages", temperature=temperature
         )

@@ -30,6 +30,8 @@ MAX_BAD_WORDS: Final = 1024
 MAX_SALT_LENGTH: Final = 1024
 #: The input of text models for the temperature that applies if neither the request nor the model sets one.
 DEFAULT_TEMPERATURE: Final = "default_temperature"
+#: The input of text models that drops the oldest messages of a conversation until its prompt fits the context.
+DROP_OLDEST: Final = "drop_oldest_messages"
 #: The input of text models for the text after the completion.
 SUFFIX: Final = "suffix"
 

@@ -195,6 +195,7 @@ class ChatRequest(Decoding):
 
     ``effort_only``: the values are those of ``reasoning_effort``, which has no effect for a model without the input.
     ``form`` is the form of the response in another API. ``tokenize_only``: only the tokens of the prompt are counted.
+    ``drop_oldest``: the oldest messages are dropped until the prompt fits.
     """
 
     messages: bytes
@@ -204,6 +205,7 @@ class ChatRequest(Decoding):
     effort_only: bool
     form: ChatForm | None = None
     tokenize_only: bool = False
+    drop_oldest: bool = False
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
         """Return the inputs of the single request to the model. Raises ApiError for a member without an input."""
@@ -224,6 +226,7 @@ class ChatRequest(Decoding):
             marks=not self.structured,
             tokenize_only=self.tokenize_only,
             token_ids=self.token_ids,
+            drop_oldest=self.drop_oldest,
         )
         return [inputs | file_inputs(signature, self.files)]
 

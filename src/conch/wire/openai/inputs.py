@@ -14,7 +14,7 @@ import orjson
 
 from conch.core.errors import ConchError
 from conch.core.inference import ModelSignature
-from conch.core.sampling.parameters import DEFAULT_TEMPERATURE, PARAMETERS
+from conch.core.sampling.parameters import DEFAULT_TEMPERATURE, DROP_OLDEST, PARAMETERS
 from conch.core.sampling.structures import GUIDE_TYPES
 from conch.core.sampling.values import Integer
 from conch.core.tensors import WireTensor
@@ -60,11 +60,13 @@ def generation_inputs(
     marks: bool = False,
     tokenize_only: bool = False,
     token_ids: bool = False,
+    drop_oldest: bool = False,
 ) -> dict[str, WireTensor]:
     """Return all inputs of a request: the ``texts`` by input name, and those for the client's parameters.
 
     ``tokens``: a prompt as token ids. ``echo``: the text of the response begins with the prompt.
     ``marks``: the marks of the output format stay in the text, if the model has an input for it.
+    ``drop_oldest``: the oldest messages are dropped until the prompt fits.
     ``tokenize_only``: a model with this input only counts the tokens of the prompt.
 
     Raises ApiError for a parameter that has no input in the model or does not fit it.
@@ -94,6 +96,10 @@ def generation_inputs(
         if RETURN_TOKEN_IDS not in declared:
             raise _cannot(signature, RETURN_TOKEN_IDS)
         values[RETURN_TOKEN_IDS] = [True]
+    if drop_oldest:
+        if DROP_OLDEST not in declared:
+            raise ApiError(f"model '{signature.name}' does not drop messages: send fewer items", "truncation")
+        values[DROP_OLDEST] = [True]
     if tokens is not None:
         if TOKEN_IDS not in declared:
             raise ApiError(f"model '{signature.name}' takes texts, not token ids", "prompt")

@@ -359,6 +359,7 @@ _OPENAI: Final[dict[str, Schema]] = {
             "text": _object({"format": _free("text, json_object or json_schema")}),
             "reasoning": _object({"effort": _text(), "summary": _text()}),
             "include": _array(_text()), "top_logprobs": _integer("", 0, 20), "metadata": _free(),
+            "truncation": _text("auto drops the oldest items of a prompt that is too long", "auto", "disabled"),
             **{name: _GENERATION[name] for name in ("priority", "cache_salt")},
         },
         "model", "input", example={"model": "smollm2", "input": "Who are you?", "max_output_tokens": 64},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
@@ -81,8 +82,6 @@ def read_responses(members: Fields, *, previous: str | None, items: list[Item]) 
     truncation = members.text("truncation")
     if truncation not in (None, "auto", "disabled"):
         raise wrong("truncation", truncation, "auto or disabled")
-    if truncation == "auto":
-        raise ApiError("'truncation' cannot be auto: send fewer items, or set 'truncate_prompt_tokens'", "truncation")
     metadata = _read_metadata(members)
     store = members.flag("store", True)
     echo = {
@@ -99,7 +98,7 @@ def read_responses(members: Fields, *, previous: str | None, items: list[Item]) 
         "tools": [{"strict": None, "parameters": None, **tool} for tool in tools or []],
         "top_logprobs": top or 0,
         "top_p": (top_p := members.take("top_p")),
-        "truncation": "disabled",
+        "truncation": truncation or "disabled",
         "user": members.text("user"),
         "background": False,
         "service_tier": "default",
@@ -111,7 +110,7 @@ def read_responses(members: Fields, *, previous: str | None, items: list[Item]) 
     members.finish()
     stored = orjson.dumps(items) if store else None
     form = ResponsesForm(echo=orjson.dumps(echo), items=stored, summary=summary, namespaces=namespaces)
-    return read_translated(chat, _NAMES, form)
+    return replace(read_translated(chat, _NAMES, form), drop_oldest=truncation == "auto")
 
 
 def _chat_tools(tools: list[Any]) -> tuple[list[dict[str, Any]], dict[str, str]]:
