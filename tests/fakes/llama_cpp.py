@@ -2,7 +2,8 @@
 
 The most likely token after a sequence is the sum of its tokens modulo the size of the vocabulary, so that a wrong cache
 gives wrong tokens. An adapter adds its number. The content of a "GGUF file" chooses what happens: ``refused`` is
-refused with an error in the log, ``recurrent`` cannot be shortened, ``nan`` gives no finite logits.
+refused with an error in the log, ``recurrent`` cannot be shortened, ``nan`` gives no finite logits. A context for
+embeddings gives for each token its sum and its position, or for each sequence its sum.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 VOCABULARY = 40
 CONTEXT = 512
 SEQUENCES = 64
+EMBEDDING = 2
 
 llama_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 llama_adapter_lora_p_ctypes = ctypes.POINTER(ctypes.c_void_p)
@@ -56,6 +58,7 @@ class Context:
     memory: dict[int, list[int]] = field(default_factory=dict)
     shift: int = 0
     logits: Any = None
+    vectors: Any = None
     freed: bool = False
 
 
@@ -88,7 +91,8 @@ def llama_context_default_params() -> Parameters:
 
 
 def llama_model_load_from_file(path: bytes, parameters: Any) -> Model | None:
-    kind = Path(path.decode()).read_text()
+    content = Path(path.decode()).read_bytes()
+    kind = "real" if content.startswith(b"GGUF") else content.decode()
     if kind == "refused":
         _log[0](2, b"load: loading\n", None)
         _log[0](4, b"llama_model_load: error loading model: tensor 'a' ", None)
@@ -130,6 +134,14 @@ def llama_vocab_n_tokens(vocab: Model) -> int:
     return VOCABULARY
 
 
+def llama_model_n_embd_out(model: Model) -> int:
+    return EMBEDDING
+
+
+def llama_model_n_cls_out(model: Model) -> int:
+    return 1
+
+
 def llama_init_from_model(model: Model, parameters: Any) -> Context | None:
     if parameters.type_v == 2 and parameters.flash_attn_type == 0:
         _log[0](4, b"llama_init_from_model: V cache quantization requires flash_attn\n", None)
@@ -169,7 +181,7 @@ def _address(pointer: Any) -> int:
 
 
 def llama_decode(context: Context, batch: llama_batch) -> int:
-    rows = []
+    rows, vectors = [], []
     for index in range(batch.n_tokens):
         assert batch.n_seq_id[index] == 1
         tokens = context.memory.setdefault(batch.seq_id[index][0], [])
@@ -179,8 +191,10 @@ def llama_decode(context: Context, batch: llama_batch) -> int:
         tokens.append(batch.token[index])
         if sum(map(len, context.memory.values())) > context.parameters.n_ctx:
             return 1
+        vectors += [float("nan") if context.model.kind == "nan" else float(sum(tokens)), float(batch.pos[index])]
         if batch.logits[index]:
             rows.append((sum(tokens) + context.shift) % VOCABULARY)
+    context.vectors = (ctypes.c_float * len(vectors))(*vectors)
     context.logits = (ctypes.c_float * (len(rows) * VOCABULARY))()
     for row, token in enumerate(rows):
         context.logits[row * VOCABULARY + token] = float("nan") if context.model.kind == "nan" else 9.0
@@ -189,6 +203,20 @@ def llama_decode(context: Context, batch: llama_batch) -> int:
 
 def llama_get_logits(context: Context) -> Any:
     return ctypes.cast(context.logits, ctypes.POINTER(ctypes.c_float))
+
+
+def llama_get_embeddings(context: Context) -> Any:
+    assert (context.parameters.embeddings, context.parameters.pooling_type) == (True, 0)
+    return ctypes.cast(context.vectors, ctypes.POINTER(ctypes.c_float))
+
+
+def llama_get_embeddings_seq(context: Context, slot: int) -> Any:
+    assert (context.parameters.embeddings, context.parameters.pooling_type) == (True, 4)
+    return ctypes.cast((ctypes.c_float * 1)(sum(context.memory[slot])), ctypes.POINTER(ctypes.c_float))
+
+
+def llama_memory_clear(context: Context, data: bool) -> None:
+    context.memory.clear()
 
 
 def llama_memory_seq_cp(context: Context, source: int, target: int, begin: int, end: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,9 @@ from tests.conformance.raw import Reply, Request, get, post, send
 from tests.events import eventually
 from tests.llamacpp.models import Alone, demo
 from tests.llamacpp.test_loading import changes, write_adapter
+from tests.llamacpp.test_retrieval import write_minilm, write_ranker
 from tests.servers import ConchServer
+from tests.unit.checkpoints.gguf_files import MEAN
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -48,7 +51,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     adapter = write_adapter(folder / "red.gguf", changes(demo()))
     cut = folder / "cut.gguf"
     cut.write_bytes(demo().read_bytes()[:50_000_000])
+    minilm, _ = write_minilm(folder / "minilm.gguf", MEAN, "Q8_0")
+    ranker, _ = write_ranker(folder / "ranker.gguf")
     models = {
+        "minilm": {"model": str(minilm)},
+        "ranker": {"model": str(ranker)},
         "smollm2": {"model": str(demo())},
         "adapted": {"model": str(demo()), "lora_modules": json.dumps({"red": str(adapter)}).replace('"', '\\"')},
         "cut": {"model": str(cut)},
@@ -134,6 +141,33 @@ def test_adapter_is_a_model_id_and_changes_the_text(server: ConchServer) -> None
     assert adapted.json()["text_output"] != plain.json()["text_output"]
     unknown = generate(server, "adapted", sampling_parameters={"lora_name": "blue"})
     assert unknown.status == 400 and "blue" in unknown.error
+
+
+def test_embedding_model_has_the_routes_of_embeddings(server: ConchServer) -> None:
+    assert load(server, "minilm").status == 200
+    served = get(server.http, "/v2/models/minilm/config").json()
+    assert served["parameters"]["conch.engine"]["string_value"].startswith("llamacpp 0.")
+    assert served["parameters"]["conch.precision"]["string_value"] == "Q8_0"
+    texts = ["The library is open.", "The museum is open.", "Prime numbers"]
+    client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
+    vectors = [item.embedding for item in client.embeddings.create(model="minilm", input=texts).data]
+    assert [len(vector) for vector in vectors] == [384] * 3
+    alike, unlike = (sum(map(operator.mul, vectors[0], vector)) for vector in vectors[1:])
+    assert alike > 0.5 > unlike
+    tensors = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": texts[:1]}
+    reply = post(server.http, "/v2/models/minilm/infer", {"inputs": [tensors], "outputs": [{"name": "embedding"}]})
+    assert reply.json()["outputs"][0]["data"] == pytest.approx(vectors[0], abs=1e-6)
+
+
+def test_reranker_has_the_route_of_rerankers(server: ConchServer) -> None:
+    assert load(server, "ranker").status == 200
+    body = {"model": "ranker", "query": "the cat", "documents": ["a dog sleeps", "the cat sits", "the mat"]}
+    results = post(server.http, "/v1/rerank", body).json()["results"]
+    assert sorted(result["index"] for result in results) == [0, 1, 2]
+    scores = [result["relevance_score"] for result in results]
+    assert scores == sorted(scores, reverse=True) and all(0 < score < 1 for score in scores)
+    refused = generate(server, "ranker")
+    assert refused.status == 400
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any, Final
 from conch.checkpoints import files, hub
 from conch.checkpoints.gguf import GgufFile, config_of, llamacpp_problem, openvino_problem, read_gguf
 from conch.checkpoints.gguf_consistency import require_consistent
+from conch.checkpoints.gguf_retrieval import ENCODERS, gguf_task, retrieval_config, retrieval_problem
 from conch.checkpoints.hub import counted
 from conch.checkpoints.manifest import Companion, Manifest, Variant
 from conch.checkpoints.options import ENGINES, TEXT_ENGINES, Options, extra_of, files_for
@@ -247,6 +248,9 @@ class Checkpoint:
         self._check_architectures()
         self.labels = labels_of(self.config, str(folder / "config.json"))
         self.task = self._task()
+        if gguf is not None and self.task != TEXT_GENERATION:
+            self.config |= retrieval_config(gguf)
+            self.labels = labels_of(self.config, str(gguf.path))
         self.options = self._with_engine()
         if manifest is not None:
             self.variant = manifest.select(options.variant, files_for(self.options.engine))
@@ -365,7 +369,9 @@ class Checkpoint:
         return "" if self.gguf is None else llamacpp_problem(self.gguf, self.options.adapters.values())
 
     def _gguf_engine(self) -> str:
-        """Return the best engine for the GGUF file on a CPU."""
+        """Return the best engine for the GGUF file on a CPU; only llama.cpp embeds and ranks texts with one."""
+        if self.task != TEXT_GENERATION:
+            return "llamacpp"
         if importlib.util.find_spec("llama_cpp") is not None and not self.llamacpp_problem:
             return "llamacpp"
         return "transformers" if self.openvino_problem else "openvino"
@@ -434,9 +440,17 @@ class Checkpoint:
                 raise invalid(f"engine '{engine}' does not generate text: choose one of {', '.join(TEXT_ENGINES)}")
             if engine == "llamacpp" and self.gguf is None:
                 raise invalid(f"engine 'llamacpp' needs a GGUF file: {self.directory} has none")
+            if self.gguf is not None and self.gguf.text("general.architecture") in ENCODERS:
+                raise invalid(f"{self.gguf.path} is for task '{gguf_task(self.gguf)}', not for '{self.task}'")
             return replace(self.options, engine="transformers") if engine == "torch" else self.options
         if self.gguf is not None:
-            raise invalid(f"{self.gguf.path} is for task '{TEXT_GENERATION}', not for '{self.task}'")
+            if problem := retrieval_problem(self.gguf, self.task) or self.llamacpp_problem:
+                raise invalid(f"{self.gguf.path} {problem}")
+            if engine not in ("auto", "llamacpp"):
+                raise invalid(f"engine '{engine}' does not run task '{self.task}' of a GGUF file: choose llamacpp")
+            if self.options.adapters or self.options.adapter_folders:
+                raise invalid(f"LoRA adapters are for task '{TEXT_GENERATION}', and the task is '{self.task}'")
+            return self.options
         if engine not in ("auto", *ENGINES, "transformers"):
             raise invalid(f"engine '{engine}' is for task '{TEXT_GENERATION}', and the task is '{self.task}'")
         return replace(self.options, engine="torch") if engine == "transformers" else self.options
@@ -444,7 +458,7 @@ class Checkpoint:
     def _task(self) -> str:
         """Return the task from the options, the manifest or the files. Raises INVALID_ARG if none determines it."""
         if self.gguf is not None and not self.options.task:
-            return TEXT_GENERATION
+            return gguf_task(self.gguf)
         if self.options.task:
             return canonical(self.options.task)
         if self.manifest is not None and self.manifest.task:

@@ -14,6 +14,7 @@ from string import punctuation
 from typing import Any, Final
 
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.gguf_retrieval import gguf_pooling
 from conch.checkpoints.task import COLBERT, CONTRASTIVE
 from conch.core.errors import invalid, unsupported
 
@@ -193,9 +194,13 @@ class EmbeddingModel:
             raise unsupported(f"'{checkpoint.source}' is a {family} of sentence-transformers, which embeds no text")
         legacy = _Legacy.read(checkpoint, settings) if family == MULTI_VECTOR else _Legacy()
         reader = _ModuleReader(checkpoint, legacy)
-        listed = checkpoint.modules()
+        listed = checkpoint.modules() if checkpoint.gguf is None else []
         if listed:
             modules = tuple(reader.module(entry.get("type"), entry.get("path")) for entry in listed)
+        elif checkpoint.gguf is not None:
+            # llama-server normalizes, too; a file does not tell.
+            pooling = Module("Pooling", config={"pooling_mode": gguf_pooling(checkpoint.gguf)})
+            modules = Module("Transformer"), pooling, Module("Normalize")
         else:
             contrastive = checkpoint.config.get("model_type") in CONTRASTIVE
             modules = (reader.module(_NAMESPACE + ("CLIPModel" if contrastive else "Transformer"), ""),)
@@ -552,7 +557,8 @@ def _size(checkpoint: Checkpoint, modules: Sequence[Module]) -> int:
         config = module.config
         match module.kind:
             case "Transformer" | "MLMTransformer" | "CLIPModel":
-                document = checkpoint.json(joined(module.path, "config.json")) or {}
+                own = checkpoint.config if checkpoint.gguf is not None else None
+                document = own or checkpoint.json(joined(module.path, "config.json")) or {}
                 inner = document.get("text_config")
                 names: Sequence[str] = ("vocab_size",) if predicts_tokens(module) else _SIZES
                 if module.methods is not None:

@@ -74,7 +74,7 @@ class Options:
     task: str = _parameter("", "see [Tasks](#tasks)", "found from the files", "the task of the model")
     engine: str = _parameter(
         "auto",
-        f"{_listed(('auto', *ENGINES))}; for text generation {_listed(TEXT_ENGINES)}",
+        f"{_listed(('auto', *ENGINES))}, for GGUF files `llamacpp`; for text generation {_listed(TEXT_ENGINES)}",
         "`auto`",
         "the engine that runs the network, see [Engines](#engines)",
     )

@@ -6,6 +6,7 @@ Sources: sentence-transformers' ``CrossEncoder`` (``modules.json``, ``config_sen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -43,6 +44,10 @@ _QWEN3_TEMPLATE: Final = (
 
 #: Signs of a chat template that reads the content of a message as a list of parts.
 _STRUCTURED: Final = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
+#: The value of ``messages`` for a text of a GGUF file with places for the query and the document.
+_FORM: Final = "form"
+_FORM_KEY: Final = "tokenizer.chat_template.rerank"
+_PLACE: Final = re.compile(r"\{(query|document)\}")
 #: Keys of ``processing_kwargs`` that do not change the tokens of a text.
 _WITHOUT_EFFECT: Final = frozenset(
     {"padding", "padding_side", "pad_to_multiple_of", "return_tensors", "logits_to_keep"}
@@ -55,7 +60,8 @@ class RankingPlan:
 
     ``causal`` is true for a causal language model, whose score is the logit of ``true_id`` minus that of ``false_id``
     (None: only the first) after a pair. ``messages`` is the format of chat messages, ``flat`` or ``structured``, if a
-    chat template makes a text of a pair; empty if the tokenizer joins the two texts. ``variables`` are passed to the
+    chat template makes a text of a pair, and ``form`` if a GGUF file has such a text with places for both; empty if the
+    tokenizer joins the two texts. ``variables`` are passed to the
     template. ``max_length`` limits tokens in addition to the checkpoint's limit (0: no further limit).
     """
 
@@ -81,7 +87,9 @@ class RankingPlan:
             raise invalid(
                 f"'{checkpoint.source}': its default_prompt_name is '{plan.prompts.default}', which prompts lacks"
             )
-        if saved:
+        if checkpoint.gguf is not None:
+            plan.messages = _FORM if checkpoint.gguf.text(_FORM_KEY) else ""
+        elif saved:
             plan._read_modules(checkpoint)
         return plan
 
@@ -176,11 +184,14 @@ class PairEncoder:
             named = read_file(checkpoint.named_path("chat_template", path))
             self._template = replace(self._template, templates=named, _compiled={})
         self._messages = plan.messages
+        self._form = ""
         if plan.causal and plan.true_id is None:
             self._choose_template(checkpoint)
         if self._messages == "auto":
             self._messages = _format_of(self._template)
-        if self._messages:
+        if self._messages == _FORM and checkpoint.gguf is not None:
+            self._form = checkpoint.gguf.text(_FORM_KEY)
+        elif self._messages:
             self._require_roles(checkpoint.source)
         else:
             encoder.room(pair=True)
@@ -203,6 +214,9 @@ class PairEncoder:
         return encoder.encode_rendered(texts, self._ending(prompt))
 
     def _render(self, query: str, document: str, prompt: str = "") -> str:
+        if self._form:
+            texts = {"query": query, "document": document}
+            return _PLACE.sub(lambda place: texts[place[1]], self._form)
         roles = {"system": prompt} if prompt else {}
         messages = [
             {"role": role, "content": text if self._messages == "flat" else [{"type": "text", "text": text}]}

@@ -21,8 +21,8 @@ LLAMA: Final[dict[str, Any]] = {
     "llama.rope.freq_base": 10000.0,
     "llama.attention.layer_norm_rms_epsilon": 1e-5,
 }
-
-
+#: The numbers of ``llama_pooling_type``.
+MEAN, CLS, LAST, RANK = 1, 2, 3, 4
 _HEAD_NORMS: Final = ("attn_q_norm", "attn_k_norm")
 #: Vectors of each layer besides those of Llama.
 _NORMS: Final = {"qwen3": _HEAD_NORMS, "gemma2": ("post_attention_norm", "post_ffw_norm")}

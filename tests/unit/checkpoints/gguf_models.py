@@ -79,7 +79,9 @@ def write(
     values = {f"{architecture}.{key}": value for key, value in _metadata(model.config).items()} | dict(metadata or {})
     writer = gguf.GGUFWriter(path, values.pop("general.architecture", architecture))
     for key, value in values.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add = {
+            int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array
+        }[type(value)]  # fmt: skip
         add(key, value)
     for key, weights in (dict(_tensors(architecture, model)) | dict(tensors or {})).items():
         if quantised and weights.ndim > 1:

@@ -1,4 +1,4 @@
-"""The engines that run a task's network, arrays in, arrays out: ``torch``, ``onnxruntime`` and ``openvino``.
+"""The engines that run a task's network, arrays in, arrays out: ``torch``, ``onnxruntime``, ``openvino``, ``llamacpp``.
 
 ``open_engine`` selects the engine for a checkpoint. Libraries are imported when an engine is opened.
 """
@@ -19,6 +19,8 @@ import numpy as np
 
 from conch.backends.base.arrays import DTYPES, Array, Strings
 from conch.backends.base.verification import require_tensors
+from conch.backends.generation.engine import EngineSpec
+from conch.backends.generation.options import library_arguments
 from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.onnxruntime import CPU, CUDA, TENSORRT, Session, SessionSettings
 from conch.backends.graphs.openvino import CompiledGraph, CompileSettings
@@ -26,6 +28,7 @@ from conch.backends.graphs.signature import GraphTensor
 from conch.backends.tasks.vocabulary import VocabularyPooling
 from conch.checkpoints.files import engines_of
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.gguf_retrieval import answers_yes_or_no
 from conch.core.errors import Code, ConchError, internal, invalid, one_line, unsupported
 from conch.core.lengths import on_grid
 from conch.machine import extras
@@ -45,6 +48,8 @@ class NetworkEngine(ABC):
     device: str = "cpu"
     precision: str
     variant: str = ""
+    #: The module whose version is that of the engine, if its name is another.
+    library: str = ""
     #: A problem found when the engine was opened, as a sentence; empty if there is none.
     warning: str = ""
     inputs: frozenset[str]
@@ -337,6 +342,56 @@ class TorchEngine(NetworkEngine):
         return tensor.to(self._floats) if tensor.is_floating_point() else tensor
 
 
+#: Names of precisions by the type of the weights in a GGUF file; other types are quantised.
+_GGUF_PRECISIONS: Final = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+
+
+class GgufEngine(NetworkEngine):
+    """A GGUF file on llama.cpp; the threads of instances take turns, because a context computes a batch at a time.
+
+    With ``ranks``, the output is that of its classifier. Raises the errors of :class:`LlamaEncoder`, UNSUPPORTED if
+    llama-cpp-python is not installed.
+    """
+
+    name = "llamacpp"
+    library = "llama_cpp"
+    inputs = frozenset({"input_ids", "attention_mask"})
+
+    def __init__(self, checkpoint: Checkpoint, *, ranks: bool, device: str, device_id: int) -> None:
+        from conch.backends.engines.llamacpp.encoder import LlamaEncoder
+
+        options = checkpoint.options
+        spec = EngineSpec(
+            checkpoint.directory,
+            checkpoint.config,
+            (),
+            gguf=checkpoint.gguf,
+            device=device,
+            device_id=device_id,
+            threads=options.threads or openmp_threads(usable_cores(), 1),
+            dtype=options.dtype,
+            arguments=library_arguments(self.name, options),
+        )
+        self._encoder = LlamaEncoder(spec, ranks=ranks)
+        self.device = device
+        self.precision = _GGUF_PRECISIONS.get(self._encoder.precision, self._encoder.precision)
+        self._ranks = ranks
+        self._answers = checkpoint.gguf is not None and answers_yes_or_no(checkpoint.gguf)
+        self.outputs = ("logits",) if ranks else _OUTPUTS["AutoModel"]
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        real = arrays["attention_mask"] > 0
+        vectors = self._encoder.run([ids[own].tolist() for ids, own in zip(arrays["input_ids"], real, strict=True)])
+        if not self._ranks:
+            padded = np.zeros((*real.shape, vectors.shape[1]), np.float32)
+            padded[real] = vectors
+            return {self.outputs[0]: padded}
+        if self._answers:
+            yes, no = np.log(np.maximum(vectors, np.finfo(np.float32).tiny)).T
+            vectors = (yes - no)[:, None]
+        return {self.outputs[0]: vectors}
+
+
 #: The number of shapes whose engine is cached; selecting it again takes a few microseconds.
 _REMEMBERED: Final = 4096
 
@@ -414,6 +469,8 @@ def open_engine(
             methods=methods,
             **cores,
         )
+    elif name == "llamacpp":
+        engine = GgufEngine(checkpoint, ranks=head.endswith("Classification"), device=device, device_id=device_id)
     elif graph is None:
         raise invalid(f"checkpoint {checkpoint.directory} has no graph for engine '{name}': convert it, or use torch")
     elif name == "openvino" and device != "cpu":

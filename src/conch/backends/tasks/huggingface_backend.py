@@ -208,7 +208,8 @@ class EngineOpener:
             if dtype != "auto" or not self.on_gpu:
                 facts["precision"] = PRECISIONS.get(dtype, "fp32")
             return facts
-        facts = {"engine": versioned(engine.name), "precision": engine.precision}
+        library = (engine.library,) if engine.library else ()
+        facts = {"engine": versioned(engine.name, *library), "precision": engine.precision}
         if engine.variant:
             facts["variant"] = engine.variant
         others = [part.variant for part in engine.parts if part.variant != engine.variant]

@@ -9,7 +9,7 @@ flags below. docs/decisions/0009 explains why transformers' reader is not used.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -45,7 +45,14 @@ _ROLES: Final[Mapping[str, str]] = {
     "eos_token": "eos",
     "unk_token": "unknown",
     "pad_token": "padding",
+    "sep_token": "seperator",
+    "cls_token": "cls",
+    "mask_token": "mask",
 }
+#: The ids of roles in a WordPiece vocabulary whose file does not have them.
+_WORDPIECE_IDS: Final[Mapping[str, int]] = {
+    "bos_token": 101, "sep_token": 102, "unk_token": 100, "pad_token": 0, "mask_token": 103,
+}  # fmt: skip
 #: GGUF's names of the tokens that end a text, a turn, and a message to a tool.
 _ENDS: Final = ("eos", "eot", "eom")
 _TEMPLATE: Final = "tokenizer.chat_template"
@@ -71,7 +78,7 @@ _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         (
             "gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "a.x-4.0",
-            "mellum", "exaone4",
+            "mellum", "exaone4", "modern-bert", "jina-v1-en", "roberta-bpe",
         ),
         (_GPT2,),
     ),
@@ -88,6 +95,8 @@ _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
 _LIKE_LLAMA3: Final = frozenset({*_LLAMA3_NAMES, "tekken"})
 #: Rules of models that first normalise text to NFC.
 _COMPOSED: Final = frozenset({"qwen2", "deepseek-r1-qwen"})
+#: Rules of models that put two tokens between the texts of a pair.
+_LIKE_ROBERTA: Final = frozenset({"jina-v1-en", "roberta-bpe"})
 
 
 def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None, *, extra: str = "") -> FastTokenizer:
@@ -103,26 +112,35 @@ def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None, *, ext
     kinds = file.numbers("tokenizer.ggml.token_type")
     if kinds and len(kinds) != len(tokens):
         raise invalid(f"{path}: tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens")
+    model = file.text("tokenizer.ggml.model")
+    build = _BUILDERS.get(model)
+    if build is None:
+        *others, last = _BUILDERS
+        known = f"{', '.join(others)} and {last}"
+        raise invalid(f"{path} has a tokenizer of kind '{model}'; those of kind {known} are read")
     ids = {role: id for role, name in _ROLES.items() if (id := file.token(name)) is not None}
+    if model == "bert":
+        ids = {role: id for role, id in _WORDPIECE_IDS.items() if id < len(tokens)} | ids
+        ids["eos_token"] = ids.get("sep_token", len(tokens) - 1)
     roles = {role: tokens[id] for role, id in ids.items()}
     extras.require(str(path), "tokenizers", extra=extra)
     from tokenizers import AddedToken
 
-    model = file.text("tokenizer.ggml.model")
-    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
-    if build is None:
-        raise invalid(f"{path} has a tokenizer of kind '{model}'; those of kind gpt2 and llama are read")
     marked = [(text, kind) for text, kind in zip(tokens, kinds, strict=False) if kind in (_CONTROL, _USER_DEFINED)]
     special = [AddedToken(text, special=True, normalized=False) for text, kind in marked if kind == _CONTROL]
-    begins = file.flag("tokenizer.ggml.add_bos_token", model == "llama" or _division(file) in _LIKE_LLAMA3)
-    ends = file.flag("tokenizer.ggml.add_eos_token")
+    framed = model == "bert"  # always
+    begins = framed or file.flag("tokenizer.ggml.add_bos_token", model == "llama" or _division(file) in _LIKE_LLAMA3)
+    ends = framed or file.flag("tokenizer.ggml.add_eos_token", model == "t5")
+    double = not framed and file.flag("tokenizer.ggml.add_sep_token", model == "t5" or _division(file) in _LIKE_ROBERTA)
     try:
         fast = build(file, tokens, roles)
         fast.add_special_tokens(
             [*special, *(AddedToken(text, special=True, normalized=False) for text in roles.values())]
         )
         fast.add_tokens([AddedToken(text, normalized=False) for text, kind in marked if kind == _USER_DEFINED])
-        put_around(fast, roles.get("bos_token") if begins else None, roles.get("eos_token") if ends else None)
+        eos = roles.get("eos_token") if ends else None
+        between = [token for token in (eos, roles.get("sep_token", eos) if double else None) if token]
+        put_around(fast, roles.get("bos_token") if begins else None, eos, between)
     except (ConchError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a Rust panic is not an Exception
@@ -179,11 +197,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str])
 def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str]) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    scores = file.numbers("tokenizer.ggml.scores")
-    if len(scores) != len(tokens):
-        raise invalid(f"{file.path}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
-    if any(map(math.isnan, scores)):
-        raise invalid(f"{file.path}: tokenizer.ggml.scores must be numbers, and some are NaN")
+    scores = _scores(file, tokens)
     # Gemma's runs of spaces are stored unescaped.
     respelled = [token.replace(" ", "▁") if token.isspace() and " " in token else token for token in tokens]
     vocabulary = {token: id for id, token in enumerate(respelled)}
@@ -212,6 +226,58 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, st
     chain = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*chain, decoders.Strip(" ", 1, 0)] if spaced else chain)
     return tokenizer
+
+
+def _wordpiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    kinds = file.numbers("tokenizer.ggml.token_type")
+    special = {token for token, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL} | set(roles.values())
+    vocabulary = {_spelled(token, special): id for id, token in enumerate(tokens)}
+    tokenizer: Any = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=roles.get("unk_token", "[UNK]")))
+    lower = file.flag("tokenizer.ggml.normalizer.lowercase", True)
+    accents = file.flag("tokenizer.ggml.normalizer.strip_accents", lower)
+    tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=accents, lowercase=lower)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def _spelled(token: str, special: Collection[str]) -> str:
+    """Return a token of a WordPiece vocabulary as BERT spells it; llama.cpp marks the beginnings of words instead."""
+    if token in special:
+        return token
+    return token[1:] if token.startswith("▁") else f"##{token}"
+
+
+def _unigram(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    unknown = file.token("unknown")
+    if unknown is None:
+        raise invalid(f"{file.path}: tokenizer.ggml.unknown_token_id is missing")
+    tokenizer: Any = Tokenizer(models.Unigram(list(zip(tokens, _scores(file, tokens), strict=True)), unknown))
+    if charsmap := bytes(number & 255 for number in file.numbers("tokenizer.ggml.precompiled_charsmap")):
+        tokenizer.normalizer = normalizers.Precompiled(charsmap)
+    spaced = file.flag("tokenizer.ggml.add_space_prefix", True)
+    marks = pre_tokenizers.Metaspace("▁", "always" if spaced else "never")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marks])
+    tokenizer.decoder = decoders.Metaspace("▁", "always" if spaced else "never")
+    return tokenizer
+
+
+def _scores(file: GgufFile, tokens: Sequence[str]) -> list[float]:
+    """Return the scores of all tokens. Raises INVALID_ARG if there are others, or some are no numbers."""
+    scores = file.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise invalid(f"{file.path}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
+    if any(map(math.isnan, scores)):
+        raise invalid(f"{file.path}: tokenizer.ggml.scores must be numbers, and some are NaN")
+    return scores
+
+
+#: Builders of tokenizers by ``tokenizer.ggml.model``.
+_BUILDERS: Final = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _wordpiece, "t5": _unigram}
 
 
 def merges_of(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:

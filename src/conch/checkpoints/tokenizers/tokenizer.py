@@ -101,14 +101,21 @@ def add_missing(fast: Any, settings: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(special | {id for text in named if (id := fast.token_to_id(text)) is not None})
 
 
-def put_around(fast: Any, bos: str | None, eos: str | None) -> None:
-    """Configure ``fast`` to add only ``bos`` before a text and ``eos`` after it; None adds no token."""
+def put_around(fast: Any, bos: str | None, eos: str | None, between: Sequence[str] = ()) -> None:
+    """Configure ``fast`` to add only ``bos`` before a text and ``eos`` after it; None adds no token.
+
+    ``between`` are the tokens between the two texts of a pair.
+    """
     from tokenizers import processors
 
     # Names of their own, because the texts of tokens may have another meaning in a template, such as "$A".
     around = {name: text for name, text in (("bos", bos), ("eos", eos)) if text}
+    around |= {f"between{index}": text for index, text in enumerate(between)}
+    names = ("bos", "$A", *(name for name in around if name.startswith("between")), "$B", "eos")
+    pair = [name for name in names if name.startswith("$") or name in around]
     fast.post_processor = processors.TemplateProcessing(
         single=[name for name in ("bos", "$A", "eos") if name == "$A" or name in around],
+        pair=pair,
         special_tokens=[
             {"id": name, "ids": [fast.token_to_id(text)], "tokens": [text]} for name, text in around.items()
         ],

@@ -179,8 +179,8 @@ def test_digits_are_alone_where_the_model_wants_it(tmp_path: Path) -> None:
         (gpt("default"), "does not name its pre-tokenizer (tokenizer.ggml.pre): serve the original checkpoint"),
         (gpt("martian"), "divides text by 'martian', which is not known here: serve the original checkpoint"),
         (
-            gpt(**{"tokenizer.ggml.model": "bert"}),
-            "has a tokenizer of kind 'bert'; those of kind gpt2 and llama are read",
+            gpt(**{"tokenizer.ggml.model": "rwkv"}),
+            "has a tokenizer of kind 'rwkv'; those of kind gpt2, llama, bert and t5 are read",
         ),
         (gpt(**{"tokenizer.ggml.eos_token_id": 9999}), "tokenizer.ggml.eos_token_id is 9999, and there are"),
         (gpt(**{"tokenizer.ggml.token_type": [1]}), "tokenizer.ggml.token_type has 1 entries for"),

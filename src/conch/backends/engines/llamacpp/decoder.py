@@ -51,7 +51,13 @@ class LlamaDecoder(Decoder):
         self._llama = library()
         module = self._llama.module
         arguments = Arguments.of(spec)
-        self._model = _load_model(self._llama, spec, arguments)
+        self._model = load_model(self._llama, spec, arguments)
+        if module.llama_model_has_encoder(self._model) or module.llama_model_is_diffusion(self._model):
+            module.llama_model_free(self._model)
+            raise invalid(
+                f"engine 'llamacpp' cannot load {spec.source}: a model of kind '{spec.config.get('model_type')}' does "
+                "not write token after token"
+            )
         self.rewinds = not (module.llama_model_is_recurrent(self._model) or module.llama_model_is_hybrid(self._model))
         self.vocabulary = int(module.llama_vocab_n_tokens(module.llama_model_get_vocab(self._model)))
         sequences = spec.max_sequences or SEQUENCES
@@ -69,14 +75,14 @@ class LlamaDecoder(Decoder):
             context = min(context, cells // sequences)
             cells = sequences * -(-context // _CELLS) * _CELLS
         self.batched_tokens = max(spec.max_batched_tokens or BATCHED, sequences)
-        self._context = _open_context(self._llama, self._model, spec, arguments, cells, self.batched_tokens, self.slots)
+        self._context = open_context(self._llama, self._model, spec, arguments, cells, self.batched_tokens, self.slots)
         self._memory = module.llama_get_memory(self._context)
         cells = int(module.llama_n_ctx(self._context))
         self.blocks = cells // self.block_tokens
         self.context = min(context, self.blocks * self.block_tokens)
         cache = " and ".join(dict.fromkeys((arguments.type_k, arguments.type_v)))
-        self.precision = _weights_type(gguf) + ("" if recurrent else f" (KV cache {cache})")
-        self._batch = _Batch.of(module, self.batched_tokens)
+        self.precision = weights_type(gguf) + ("" if recurrent else f" (KV cache {cache})")
+        self._batch = LlamaBatch.of(module, self.batched_tokens)
         self._adapters = {name: _load_adapter(self._llama, self._model, path) for name, path in spec.adapters.items()}
         self._adapter = ""
         self.adapters = tuple(self._adapters)
@@ -132,7 +138,7 @@ class LlamaDecoder(Decoder):
 
 
 @dataclass(slots=True)
-class _Batch:
+class LlamaBatch:
     """A ``llama_batch`` in memory of numpy: ``struct`` points to the other arrays, one entry for each token."""
 
     struct: Any
@@ -145,7 +151,7 @@ class _Batch:
     addresses: npt.NDArray[np.uintp] = field(repr=False)
 
     @classmethod
-    def of(cls, module: Any, size: int) -> _Batch:
+    def of(cls, module: Any, size: int) -> LlamaBatch:
         """Return a batch with room for ``size`` tokens."""
         tokens, positions, slots = (np.zeros(size, np.int32) for _ in range(3))
         wanted, counts = np.zeros(size, np.int8), np.ones(size, np.int32)
@@ -173,7 +179,7 @@ class _Batch:
         return rows
 
 
-def _weights_type(gguf: GgufFile) -> str:
+def weights_type(gguf: GgufFile) -> str:
     """Return the type that most bytes of the weights have."""
     sizes: dict[str, int] = {}
     for tensor in gguf.tensors.values():
@@ -182,8 +188,8 @@ def _weights_type(gguf: GgufFile) -> str:
     return max(sizes, key=lambda name: sizes[name], default="unknown")
 
 
-def _load_model(llama: LlamaLibrary, spec: EngineSpec, arguments: Arguments) -> Any:
-    """Load the weights. Raises INVALID_ARG for a file that llama.cpp does not load or that generates no text."""
+def load_model(llama: LlamaLibrary, spec: EngineSpec, arguments: Arguments) -> Any:
+    """Load the weights. Raises INVALID_ARG for a file that llama.cpp does not load."""
     module = llama.module
     if spec.device == "cuda" and not module.llama_supports_gpu_offload():
         raise unsupported(
@@ -194,26 +200,36 @@ def _load_model(llama: LlamaLibrary, spec: EngineSpec, arguments: Arguments) -> 
     parameters.split_mode, parameters.main_gpu = _NO_SPLIT, spec.device_id
     what = f"engine 'llamacpp' cannot load {spec.source}"
     path = str(spec.source).encode()
-    model = llama.checked(what, lambda: module.llama_model_load_from_file(path, parameters))
-    if module.llama_model_has_encoder(model) or module.llama_model_is_diffusion(model):
-        module.llama_model_free(model)
-        raise invalid(f"{what}: a model of kind '{spec.config.get('model_type')}' does not write token after token")
-    return model
+    return llama.checked(what, lambda: module.llama_model_load_from_file(path, parameters))
 
 
-def _open_context(
-    llama: LlamaLibrary, model: Any, spec: EngineSpec, arguments: Arguments, cells: int, batched: int, slots: int
+def open_context(
+    llama: LlamaLibrary,
+    model: Any,
+    spec: EngineSpec,
+    arguments: Arguments,
+    cells: int,
+    batched: int,
+    slots: int,
+    *,
+    pooling: int | None = None,
 ) -> Any:
-    """Allocate a KV cache of ``cells`` tokens. Raises INVALID_ARG if llama.cpp refuses the arguments."""
+    """Allocate a KV cache of ``cells`` tokens. Raises INVALID_ARG if llama.cpp refuses the arguments.
+
+    With a value of ``llama_pooling_type``, the context gives vectors in place of logits, and computes all tokens of a
+    batch at once.
+    """
     module = llama.module
     parameters = module.llama_context_default_params()
     parameters.n_ctx = -(-cells // _CELLS) * _CELLS
     parameters.n_batch = batched
-    parameters.n_ubatch = min(arguments.n_ubatch or BATCHED, batched)
+    parameters.n_ubatch = min(arguments.n_ubatch or BATCHED, batched) if pooling is None else batched
+    if pooling is not None:
+        parameters.embeddings, parameters.pooling_type = True, pooling
     parameters.n_seq_max = slots
     parameters.n_outputs_max_per_seq = 0
     # While the others wait for one, threads spin: a step with one token, which is short, leaves a core to the server.
-    parameters.n_threads = max(1, (spec.threads or 1) - 1)
+    parameters.n_threads = max(1, (spec.threads or 1) - (pooling is None))
     parameters.n_threads_batch = spec.threads or 1
     parameters.flash_attn_type = arguments.flash_attn
     parameters.type_k, parameters.type_v = CACHE_TYPES[arguments.type_k][0], CACHE_TYPES[arguments.type_v][0]

@@ -1,0 +1,102 @@
+"""Computes embeddings and scores of texts with llama.cpp, for the tasks of GGUF files that generate none. For workers.
+
+A context computes all tokens of a batch at once, and takes memory for as many as it was opened for. It is therefore
+opened for small batches, and again when a larger one comes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from conch.backends.batching.decoder import Chunk
+from conch.backends.engines.llamacpp.decoder import LlamaBatch, load_model, open_context, weights_type
+from conch.backends.engines.llamacpp.library import Arguments, library
+from conch.backends.generation.engine import EngineSpec
+from conch.core.errors import internal, invalid
+
+#: The size of the first context (tokens).
+_FIRST: Final = 512
+#: Values of ``llama_pooling_type``: a vector for each token, or the outputs of the classifier for each text.
+_NONE, _RANK = 0, 4
+
+Vectors = npt.NDArray[np.float32]
+
+
+class LlamaEncoder:
+    """A model of llama.cpp that gives a vector of ``size`` numbers for each token, or for each text if it ``ranks``.
+
+    Several threads may call ``run``, which take turns.
+    """
+
+    def __init__(self, spec: EngineSpec, *, ranks: bool) -> None:
+        """Load the model. Raises INVALID_ARG for a file that llama.cpp refuses or that gives no finite numbers."""
+        if spec.gguf is None:
+            raise invalid(f"engine 'llamacpp' needs a GGUF file: {spec.directory} has none")
+        if "n_ubatch" in spec.arguments:
+            raise invalid("parameter 'n_ubatch' is for generated text: all tokens of a batch are computed at once")
+        self._llama = library()
+        module = self._llama.module
+        self._spec, self._arguments, self._ranks = spec, Arguments.of(spec), ranks
+        self._model = load_model(self._llama, spec, self._arguments)
+        self.size = int((module.llama_model_n_cls_out if ranks else module.llama_model_n_embd_out)(self._model))
+        self.precision = weights_type(spec.gguf)
+        self._rows = int(module.llama_max_parallel_sequences())
+        self._lock = threading.Lock()
+        self._context: Any = None
+        self._batch: LlamaBatch
+        self._llama.checked(f"engine 'llamacpp' cannot serve {spec.source}", self._try)
+
+    def run(self, sequences: Sequence[Sequence[int]]) -> Vectors:
+        """Return the vectors of all tokens of ``sequences``, one after another, or one for each sequence if it ranks.
+
+        Raises INTERNAL if llama.cpp fails.
+        """
+        with self._lock:
+            parts = [self._run(sequences[start : start + self._rows]) for start in range(0, len(sequences), self._rows)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _run(self, sequences: Sequence[Sequence[int]]) -> Vectors:
+        tokens = sum(map(len, sequences))
+        self._make_room(tokens)
+        module = self._llama.module
+        if memory := module.llama_get_memory(self._context):  # of a model that reads from left to right
+            module.llama_memory_clear(memory, True)
+        self._batch.fill([Chunk(slot, 0, ids, len(ids)) for slot, ids in enumerate(sequences)])
+        if status := int(module.llama_decode(self._context, self._batch.struct)):
+            raise internal(f"llama.cpp failed: {self._llama.reason()} ({status})")
+        if not self._ranks:
+            vectors = module.llama_get_embeddings(self._context)
+            return np.ctypeslib.as_array(vectors, (tokens, self.size)).copy()
+        rows = [module.llama_get_embeddings_seq(self._context, slot) for slot in range(len(sequences))]
+        return np.stack([np.ctypeslib.as_array(row, (self.size,)) for row in rows])
+
+    def _make_room(self, tokens: int) -> None:
+        """Open a larger context if a batch has more ``tokens`` than this one takes."""
+        if self._context is not None:
+            if tokens <= len(self._batch.tokens):
+                return
+            self._llama.module.llama_free(self._context)
+            self._context = None
+        room = max(_FIRST, 1 << (tokens - 1).bit_length())
+        self._context = open_context(
+            self._llama,
+            self._model,
+            self._spec,
+            self._arguments,
+            room,
+            room,
+            self._rows,
+            pooling=_RANK if self._ranks else _NONE,
+        )
+        self._batch = LlamaBatch.of(self._llama.module, room)
+
+    def _try(self) -> bool:
+        """Read two tokens. Raises INTERNAL for weights that give no numbers."""
+        if not np.isfinite(self.run([[0, 0]])).all():
+            raise internal("its outputs are not finite numbers")
+        return True
