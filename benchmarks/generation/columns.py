@@ -17,6 +17,7 @@ from benchmarks.generation.client import Target
 from benchmarks.peers import environment, llama, tutorial
 from benchmarks.peers.servers import LlamaServer, TransformersServer, VllmServer
 from conch.checkpoints.options import TEXT_ENGINES
+from conch.cli.interrupting import signals_as_ctrl_c
 from tests.oracle import OracleUnavailable, TritonServer
 from tests.servers import ConchServer
 
@@ -86,8 +87,11 @@ class Column:
 @contextlib.contextmanager
 def start(conch: Sequence[str], engine: str, peers: Sequence[str], home: Path) -> Iterator[list[Column]]:
     """Start all servers, ready and stopped, with repositories and logs below ``home``; ``conch`` names checkpoints
-    (of ``CHECKPOINTS``, or paths), with ``:NAME`` for another engine than ``engine``."""
-    with contextlib.ExitStack() as running:
+    (of ``CHECKPOINTS``, or paths), with ``:NAME`` for another engine than ``engine``.
+
+    SIGTERM and SIGHUP end the context as Ctrl+C does: stopped servers would otherwise outlive this process.
+    """
+    with signals_as_ctrl_c(), contextlib.ExitStack() as running:
         columns: list[Column] = []
 
         def add(column: Column) -> None:

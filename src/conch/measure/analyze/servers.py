@@ -167,7 +167,7 @@ class ControlClient:
                     " start it with --model-control-mode=explicit"
                 ) from None
             if isinstance(error, ConnectionFailedError):
-                raise ServerGone(f"no server responds at {self.where}: {error.reason}") from None
+                raise ServerGone(f"no server responds at {self.where}: {error.cause}") from None
             raise internal(f"{action}: {error.message.rstrip().rstrip(';').rstrip()}") from None
 
     def _too_slow(self, action: str) -> ConchError:

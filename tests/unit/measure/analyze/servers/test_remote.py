@@ -89,3 +89,8 @@ def test_a_server_that_does_not_come_back_is_lost() -> None:
         server.restart()
     control.gone = False
     server.restart()
+
+
+def test_a_server_that_does_not_respond_is_named_with_the_reason() -> None:
+    with pytest.raises(ServerGone, match="no server responds at localhost:9: no connection: Connection refused"):
+        ControlClient(Address("localhost", 9), timeout=5.0).known()  # no listener
