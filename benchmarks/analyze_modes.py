@@ -25,10 +25,10 @@ from benchmarks.tables import markdown
 from conch.cli.demo.command import build, require_packages
 from conch.measure.analyze.options.settings import AnalyzeSettings, ModelSettings, SearchMode
 from conch.measure.analyze.profiling.measurement import at_load, plan_of
-from conch.measure.analyze.profiling.profile import Profile, SearchOutcome
+from conch.measure.analyze.profiling.profile import Profile
 from conch.measure.analyze.profiling.progress import SearchProgress
-from conch.measure.analyze.results import CandidateResult, Point
-from conch.measure.analyze.search.strategy import Trial
+from conch.measure.analyze.results import CandidateResult, Point, Trial
+from conch.measure.analyze.saved_results import SearchOutcome
 from conch.measure.analyze.servers import LocalServer, Overrides
 from conch.measure.perf.figures import mean_interval
 from conch.measure.perf.run import Measurement

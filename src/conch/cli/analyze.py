@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from conch.measure.analyze.profiling.profile import Profile
     from conch.measure.analyze.profiling.progress import SearchProgress
     from conch.measure.analyze.report.analysis import Analysis
-    from conch.measure.analyze.results import CandidateResult, Point
-    from conch.measure.analyze.saved_results import Circumstances, SavedSearch
-    from conch.measure.analyze.search.strategy import Trial
+    from conch.measure.analyze.results import CandidateResult, Point, Trial
+    from conch.measure.analyze.saved_results import Circumstances, SearchOutcome
 
 
 def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSettings, str]:
@@ -56,14 +55,14 @@ def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSe
     return settings, ""
 
 
-def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstances, list[SavedSearch]]:
+def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstances, list[SearchOutcome]]:
     """Return the results of a profile so far, and how they were measured."""
     from conch.machine.facts import MachineFacts
-    from conch.measure.analyze.saved_results import Circumstances, SavedSearch
+    from conch.measure.analyze.saved_results import Circumstances
     from conch.measure.analyze.search.axis import axis_of
 
-    outcomes = [outcome for outcome in profile.outcomes if outcome.results]
-    rates = bool(outcomes) and axis_of(settings, outcomes[0].search.models).rates
+    searches = [search for search in profile.outcomes if search.results]
+    rates = bool(searches) and axis_of(settings, searches[0].models).rates
     local = settings.triton_launch_mode == "local"
     circumstances = Circumstances(
         load_kind="request_rate" if rates else "concurrency",
@@ -74,16 +73,12 @@ def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstanc
         reproduce=_shell(sys.argv),
         repository=str(settings.model_repository.resolve()) if settings.model_repository is not None else "",
     )
-    searches = [
-        SavedSearch(outcome.search.models, outcome.search.goals, outcome.results, outcome.complete, outcome.final)
-        for outcome in outcomes
-    ]
     return circumstances, searches
 
 
 def saved_under(
     folder: Path, formats: str | None, options: Mapping[str, Any]
-) -> tuple[AnalyzeSettings, Circumstances, list[SavedSearch]]:
+) -> tuple[AnalyzeSettings, Circumstances, list[SearchOutcome]]:
     """Return the results saved in ``folder``, ranked by the current goals."""
     from conch.measure.analyze.saved_results import load
 
@@ -124,7 +119,7 @@ def _replaced(settings: AnalyzeSettings, model: str, chosen: Mapping[str, Any]) 
 
 
 def write_results(
-    settings: AnalyzeSettings, circumstances: Circumstances, searches: Sequence[SavedSearch], *, keep: bool = True
+    settings: AnalyzeSettings, circumstances: Circumstances, searches: Sequence[SearchOutcome], *, keep: bool = True
 ) -> list[str]:
     """Write the results, and the reports of each search: in separate folders if there are several.
 
@@ -169,7 +164,7 @@ def _writers(settings: AnalyzeSettings, analysis: Analysis) -> Iterator[tuple[st
 
 
 def show_results(
-    console: Any, settings: AnalyzeSettings, circumstances: Circumstances, searches: Sequence[SavedSearch]
+    console: Any, settings: AnalyzeSettings, circumstances: Circumstances, searches: Sequence[SearchOutcome]
 ) -> int:
     """Print the rankings; return 1 if no configuration of a search satisfies its constraints."""
     from conch.measure.analyze.report.analysis import analysis_of
@@ -187,7 +182,7 @@ def show_results(
     return status
 
 
-def _folders(export_path: Path, searches: Sequence[SavedSearch]) -> Iterator[tuple[SavedSearch, Path]]:
+def _folders(export_path: Path, searches: Sequence[SearchOutcome]) -> Iterator[tuple[SearchOutcome, Path]]:
     for search in searches:
         yield search, export_path if len(searches) == 1 else export_path / "+".join(search.models)
 
@@ -417,7 +412,7 @@ def _check_output(settings: AnalyzeSettings) -> None:
 
 
 def _apply(
-    export_path: Path, circumstances: Circumstances, searches: Sequence[SavedSearch], name: str = "", *,
+    export_path: Path, circumstances: Circumstances, searches: Sequence[SearchOutcome], name: str = "", *,
     force: bool = False,
 ) -> None:  # fmt: skip
     from conch.measure.analyze.applying import apply, changes
@@ -461,14 +456,12 @@ def _apply(
             click.echo(f"The original is kept as {old}")
 
 
-def _recommended(search: SavedSearch) -> tuple[CandidateResult, str]:
+def _recommended(search: SearchOutcome) -> tuple[CandidateResult, str]:
     """Return the best configuration, and why it is not recommended; empty if it is.
 
     Raises UNAVAILABLE if no configuration satisfies the constraints.
     """
-    from conch.measure.analyze.judging.ranking import recommend
-
-    recommendation = recommend(search.results, search.goals, search.final, complete=search.complete)
+    recommendation = search.recommendation
     if recommendation.winner is None:
         raise unavailable(f"nothing is applied: {recommendation.reason}")
     return recommendation.winner.result, recommendation.reason

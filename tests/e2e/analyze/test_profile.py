@@ -13,10 +13,10 @@ from conch.measure.analyze.applying import BEFORE, apply, changes
 from conch.measure.analyze.journal import FILENAME
 from conch.measure.analyze.judging.goals import Constraint
 from conch.measure.analyze.options.settings import AnalyzeSettings, ModelSettings
-from conch.measure.analyze.profiling.profile import Profile, SearchOutcome
+from conch.measure.analyze.profiling.profile import Profile
 from conch.measure.analyze.profiling.progress import SearchProgress
-from conch.measure.analyze.results import Point
-from conch.measure.analyze.search.strategy import Trial
+from conch.measure.analyze.results import Point, Trial
+from conch.measure.analyze.saved_results import SearchOutcome
 from conch.measure.analyze.servers import ServerLost
 from conch.repository.scan import ModelRepository
 from tests.e2e.analyze import models

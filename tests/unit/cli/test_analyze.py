@@ -12,7 +12,7 @@ from conch.cli import main
 from conch.measure.analyze.judging.goals import Constraint
 from conch.measure.analyze.judging.ranking import FinalRound, FinalRounds
 from conch.measure.analyze.options.settings import OPTIONS
-from conch.measure.analyze.saved_results import Circumstances, SavedSearch, load, save
+from conch.measure.analyze.saved_results import Circumstances, SearchOutcome, load, save
 from tests.unit.measure.analyze.points import goals, point, result
 
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     ]
     one = FinalRound(point(390, p99=0.2, load=64), (point(100),))
     final = FinalRounds("m_config_1", (one, one))
-    save(tmp_path, Circumstances(batch_sizes={"m": 1}), [SavedSearch(["m"], goals(), found, final=final)])
+    save(tmp_path, Circumstances(batch_sizes={"m": 1}), [SearchOutcome(["m"], goals(), found, final=final)])
     return tmp_path
 
 
@@ -83,7 +83,7 @@ def test_goals_that_nothing_keeps_are_an_error_that_names_the_nearest(
 
 def test_an_interrupted_search_is_reported_as_interrupted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     circumstances, (search,) = load(folder)
-    save(folder, circumstances, [SavedSearch(search.models, search.goals, search.results, complete=False)])
+    save(folder, circumstances, [SearchOutcome(search.models, search.goals, search.results, complete=False)])
     main(["analyze", "report", "-e", str(folder), "-o", "json"])
     assert "The search was interrupted" in capsys.readouterr().out
 
@@ -192,6 +192,6 @@ def test_every_option_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None
 def test_constraints_of_the_run_hold_where_only_the_objective_is_given(folder: Path) -> None:
     circumstances, (search,) = load(folder)
     bounded = goals(constraints=[Constraint("latency_p99", maximum=0.05)])
-    save(folder, circumstances, [SavedSearch(search.models, bounded, search.results)])
+    save(folder, circumstances, [SearchOutcome(search.models, bounded, search.results)])
     main(["analyze", "report", "-e", str(folder), "-o", "json", "--objective", "throughput=2"])
     assert best(folder) == "m_config_0"

@@ -1,4 +1,4 @@
-"""The results of an analysis: the candidates, and the measurement of each at each load.
+"""The results of an analysis: the candidates, the measurements to make, and the point of each at each load.
 
 Pure. Profiling (:mod:`conch.measure.analyze.profiling.profile`) creates them, the journal keeps them, and the ranking
 and the reports read them. Times are in seconds, memory in bytes.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from conch.measure.perf.server.resources import ResourceFigures
 
@@ -89,6 +89,20 @@ class Point:
     def throughput(self) -> float:
         """The throughput of all models together (inferences per second)."""
         return sum(figures.throughput for figures in self.models.values())
+
+
+class Trial(NamedTuple):
+    """A measurement to make: a candidate at a load.
+
+    ``rival`` is the point to beat if only a winner is of use; the measurement may then end early
+    (:mod:`conch.measure.analyze.judging.objectives`). Without a rival it is completed. A repeated trial is measured
+    again. ``finalist`` is the candidate of the final rounds that the trial belongs to; None in the search.
+    """
+
+    candidate: Candidate
+    load: float
+    rival: Point | None = None
+    finalist: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final
 from conch.config.reading import read_json
 from conch.core.errors import invalid, not_found
 from conch.measure.analyze.judging.goals import Goals
-from conch.measure.analyze.judging.ranking import FinalRounds
+from conch.measure.analyze.judging.ranking import FinalRounds, Recommendation, recommend
 from conch.measure.analyze.results import CandidateResult, LoadKind, from_json
 
 FILENAME: Final = "results.json"
@@ -37,10 +37,10 @@ class Circumstances:
 
 
 @dataclass(frozen=True)
-class SavedSearch:
-    """The models that were measured together, their goals, and the results, the default first.
+class SearchOutcome:
+    """The models that were measured together, their goals, and the results of the candidates, the default first.
 
-    ``final`` are the final rounds of the winner, if any.
+    ``complete`` is whether the search reached its end; ``final`` are the final rounds of its winner, if any.
     """
 
     models: Sequence[str]
@@ -49,8 +49,13 @@ class SavedSearch:
     complete: bool = True
     final: FinalRounds | None = None
 
+    @property
+    def recommendation(self) -> Recommendation:
+        """The ranking of the candidates, and the advice based on the comparison with the default."""
+        return recommend(self.results, self.goals, self.final, complete=self.complete)
 
-def save(folder: Path, circumstances: Circumstances, searches: Sequence[SavedSearch]) -> Path:
+
+def save(folder: Path, circumstances: Circumstances, searches: Sequence[SearchOutcome]) -> Path:
     """Write the file atomically."""
     document = {
         "format": FORMAT,
@@ -64,7 +69,7 @@ def save(folder: Path, circumstances: Circumstances, searches: Sequence[SavedSea
     return path
 
 
-def load(folder: Path) -> tuple[Circumstances, list[SavedSearch]]:
+def load(folder: Path) -> tuple[Circumstances, list[SearchOutcome]]:
     """Read the file; raises NOT_FOUND if it does not exist, and INVALID_ARG if it has other content."""
     path = folder / FILENAME
     try:
@@ -76,7 +81,7 @@ def load(folder: Path) -> tuple[Circumstances, list[SavedSearch]]:
     try:
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']}")
-        searches = [from_json(SavedSearch, search) for search in document["searches"]]
+        searches = [from_json(SearchOutcome, search) for search in document["searches"]]
         return from_json(Circumstances, document["circumstances"]), searches
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise invalid(f"{path} has no results of this version ({type(error).__name__}: {error})") from None

@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -22,16 +22,15 @@ from conch.machine.facts import usable_cores
 from conch.measure.analyze.journal import Journal, conditions
 from conch.measure.analyze.judging.goals import Goals
 from conch.measure.analyze.judging.objectives import hopeless, unknown, valid
-from conch.measure.analyze.judging.ranking import FinalRounds, Recommendation, recommend
 from conch.measure.analyze.options.settings import AnalyzeSettings
 from conch.measure.analyze.profiling.measurement import CandidateMeasurement, plan_of
 from conch.measure.analyze.profiling.progress import Costs, Pace, ProfileObserver, SearchProgress
-from conch.measure.analyze.results import Candidate, CandidateResult, Point
+from conch.measure.analyze.results import Candidate, Point, Trial
+from conch.measure.analyze.saved_results import SearchOutcome
 from conch.measure.analyze.search.axis import axis_of
 from conch.measure.analyze.search.searches import Search, searches
 from conch.measure.analyze.search.space import ModelFacts
 from conch.measure.analyze.search.strategies import strategy_of
-from conch.measure.analyze.search.strategy import Trial
 from conch.measure.analyze.servers import (
     AnalyzedServer,
     Configs,
@@ -168,24 +167,6 @@ ATTEMPTS: Final = 2
 _BESIDE: Final = 2.0
 
 
-@dataclass(frozen=True)
-class SearchOutcome:
-    """A search with the results of its candidates, the default first.
-
-    ``complete`` is whether the search reached its end; ``final`` are the final rounds of its winner, if any.
-    """
-
-    search: Search
-    results: Sequence[CandidateResult]
-    complete: bool
-    final: FinalRounds | None = None
-
-    @property
-    def recommendation(self) -> Recommendation:
-        """The ranking of the candidates, and the advice based on the comparison with the default."""
-        return recommend(self.results, self.search.goals, self.final, complete=self.complete)
-
-
 class SearchRun:
     """A running search: the loaded candidate, its measurement, and the results."""
 
@@ -267,7 +248,8 @@ class SearchRun:
             if result.points or error:
                 configs = self._loaded_configs.get(result.candidate.name) or result.configs
                 results.append(replace(result, error=error, configs=configs))
-        return SearchOutcome(self._search, results, self._complete, self._strategy.final)
+        search = self._search
+        return SearchOutcome(search.models, search.goals, results, self._complete, self._strategy.final)
 
     def close(self) -> None:
         """Stop all requests."""
@@ -416,7 +398,7 @@ class SearchRun:
             )
 
     def _fail(self, trial: Trial, error: str, *, before: bool) -> None:
-        self._strategy.fail(trial)
+        self._strategy.add(trial, None)
         self._pace.add(time.monotonic(), measured=not before)
         if trial.finalist is None:
             self._errors[trial.candidate.name] = error

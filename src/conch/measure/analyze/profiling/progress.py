@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from conch.measure.analyze.results import Point
-from conch.measure.analyze.search.strategy import Trial
+from conch.measure.analyze.results import Point, Trial
 
 #: Factor by which measurements may take longer than earlier ones.
 _SPARE: Final = 1.25

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from conch.measure.analyze.judging.goals import Goals, in_words
 from conch.measure.analyze.judging.objectives import satisfied
-from conch.measure.analyze.judging.ranking import Advice, DefaultComparison, Ranking, recommend
+from conch.measure.analyze.judging.ranking import Advice, DefaultComparison, Ranking
 from conch.measure.analyze.results import CandidateResult, LoadKind, ModelFigures, Point
-from conch.measure.analyze.saved_results import Circumstances, SavedSearch
+from conch.measure.analyze.saved_results import Circumstances, SearchOutcome
 
 #: Fields with their own columns, which are omitted from the other changes.
 _SHOWN: Final = ("instance_group", "max_batch_size", "dynamic_batching", "name")
@@ -210,9 +210,9 @@ def utilisation_of(point: Point) -> float | None:
     return sum(gpu.utilisation for gpu in point.resources.gpus.values()) / len(point.resources.gpus)
 
 
-def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = "") -> Analysis:
+def analysis_of(search: SearchOutcome, circumstances: Circumstances, apply: str = "") -> Analysis:
     """Return the analysis of a search; ``apply`` is the command that applies the best configuration."""
-    recommendation = recommend(search.results, search.goals, search.final, complete=search.complete)
+    recommendation = search.recommendation
     ranking = recommendation.ranking
     limits = [
         constraint.maximum
@@ -245,7 +245,7 @@ def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = 
     )
 
 
-def _ranked_candidates(search: SavedSearch, ranking: Ranking) -> list[RankedCandidate]:
+def _ranked_candidates(search: SearchOutcome, ranking: Ranking) -> list[RankedCandidate]:
     rows = [
         RankedCandidate(
             row.result,

@@ -1,6 +1,6 @@
 """The state of a search: the points of each candidate, the best one, and the loads to measure.
 
-Pure. Its generators are parts of those that :class:`conch.measure.analyze.search.strategies.Stepwise` drives.
+Pure. Its generators are parts of those that :class:`conch.measure.analyze.search.strategies.Strategy` drives.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from conch.measure.analyze.judging.objectives import (
     violations,
     worth,
 )
-from conch.measure.analyze.results import Candidate, CandidateResult, Point
-from conch.measure.analyze.search.axis import WAITING, LoadAxis
+from conch.measure.analyze.results import Candidate, CandidateResult, Point, Trial
+from conch.measure.analyze.search.axis import FLAT, GROWTH, WAITING, LoadAxis
 from conch.measure.analyze.search.space import Choice, SearchSpace, merged
-from conch.measure.analyze.search.strategy import FLAT, GROWTH, Trial
 
 #: Maximum number of measurements of a point that misses a bound only by noise.
 _ATTEMPTS: Final = 3

@@ -1,6 +1,8 @@
 """The search strategies full sweep, hill climb and Parzen estimator, and the selection of one by the settings.
 
-Each strategy is a generator function of steps; ``Stepwise`` runs it, followed by the final rounds.
+Each finder of candidates is a generator of steps; ``Strategy`` runs it, followed by the final rounds. Pure: a strategy
+neither measures nor reads a clock, and its choices depend only on the added results. An interrupted search resumes when
+the points of its journal are added to a new strategy instead of being measured again.
 """
 
 from __future__ import annotations
@@ -15,12 +17,11 @@ from conch.machine import extras
 from conch.measure.analyze.judging.objectives import Worth, valid
 from conch.measure.analyze.judging.ranking import FinalRound, FinalRounds, rank
 from conch.measure.analyze.options.settings import AnalyzeSettings
-from conch.measure.analyze.results import Candidate, CandidateResult, Point
-from conch.measure.analyze.search.axis import axis_of
+from conch.measure.analyze.results import Candidate, CandidateResult, Point, Trial
+from conch.measure.analyze.search.axis import LoadClimb, axis_of
 from conch.measure.analyze.search.exploration import Exploration
 from conch.measure.analyze.search.searches import Search
 from conch.measure.analyze.search.space import Choice
-from conch.measure.analyze.search.strategy import LoadClimb, Strategy, Trial
 
 # The default is measured again at higher loads before the rounds, and at the winner's load in them, because other
 # processes may have hidden its best load at the start of the search. The winner's point is measured again because the
@@ -137,9 +138,8 @@ def _turned(of_round: Sequence[_T], number: int) -> list[_T]:
 Steps = Generator[Trial, Point | None, None]
 
 
-class Stepwise:
-    """A strategy (:class:`conch.measure.analyze.search.strategy.Strategy`) of a search and its final
-    rounds."""
+class Strategy:
+    """A search and its final rounds; each trial from ``next`` is followed by one call of ``add``."""
 
     def __init__(self, exploration: Exploration, search: Steps, left: Callable[[], float], rounds: int) -> None:
         """Create the strategy.
@@ -160,17 +160,20 @@ class Stepwise:
             self._advance(None)
         return self._trial
 
-    def add(self, trial: Trial, point: Point) -> None:
-        """Add the point of the current trial."""
-        self._record(trial, point)
-
-    def fail(self, trial: Trial) -> None:
-        """Record that the candidate of the trial cannot be served or measured."""
-        self._record(trial, None)
+    def add(self, trial: Trial, point: Point | None) -> None:
+        """Add the point of the current trial; None if its candidate cannot be served or measured, at any load."""
+        if trial is not self._trial:
+            raise ValueError(f"{trial.candidate.name} at {trial.load:g} was not requested")
+        self._done += 1
+        self._advance(point)
 
     @property
     def ahead(self) -> Sequence[Trial]:
-        """The measurements that the next one needs to be useful."""
+        """The measurements that the next one needs to be useful.
+
+        In the search, they include those that would compare its candidate with the default; at the start of a final
+        round, they are the whole round. Within a round there are none, as a round is always completed.
+        """
         trial = self.next()
         if trial is None:
             return ()
@@ -196,19 +199,16 @@ class Stepwise:
 
     @property
     def results(self) -> Sequence[CandidateResult]:
-        """The points of the candidates in the search; candidates that could not be measured have none."""
+        """The points of the candidates in the search, the default first; candidates that failed may have none.
+
+        Their configurations are included as far as they are known without a server.
+        """
         return self._seen.results
 
     @property
     def final(self) -> FinalRounds | None:
         """The final rounds so far."""
         return self._finals.result
-
-    def _record(self, trial: Trial, point: Point | None) -> None:
-        if trial is not self._trial:
-            raise ValueError(f"{trial.candidate.name} at {trial.load:g} was not requested")
-        self._done += 1
-        self._advance(point)
 
     def _advance(self, point: Point | None) -> None:
         try:
@@ -466,7 +466,7 @@ def strategy_of(settings: AnalyzeSettings, search: Search) -> Strategy:
             finder = ParzenSearch(exploration, limits_of(settings, search.space.distinct))
         case "quick":
             finder = HillClimb(exploration)
-    return Stepwise(exploration, finder.steps(), finder.left, settings.final_rounds)
+    return Strategy(exploration, finder.steps(), finder.left, settings.final_rounds)
 
 
 def limits_of(settings: AnalyzeSettings, size: int) -> TrialLimits:

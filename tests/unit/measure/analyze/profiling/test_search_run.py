@@ -12,10 +12,10 @@ from conch.core.errors import internal
 from conch.measure.analyze.options.settings import AnalyzeSettings, ModelSettings
 from conch.measure.analyze.profiling import profile as profile_module
 from conch.measure.analyze.profiling import profile as profiling
-from conch.measure.analyze.profiling.profile import Profile, SearchOutcome
-from conch.measure.analyze.results import Point
+from conch.measure.analyze.profiling.profile import Profile
+from conch.measure.analyze.results import Point, Trial
+from conch.measure.analyze.saved_results import SearchOutcome
 from conch.measure.analyze.search.space import merged
-from conch.measure.analyze.search.strategy import Trial
 from conch.measure.perf.senders.channels.connecting import Address
 from tests.unit.measure.analyze.configs import batching_model
 from tests.unit.measure.analyze.points import point

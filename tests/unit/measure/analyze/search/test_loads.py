@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from conch.measure.analyze.judging.goals import Constraint, Goals, ModelGoals
 from conch.measure.analyze.results import ModelFigures, Point
-from conch.measure.analyze.search.axis import LoadAxis
-from conch.measure.analyze.search.strategy import LoadClimb
+from conch.measure.analyze.search.axis import LoadAxis, LoadClimb
 
 
 def climbed(loads: LoadClimb, throughput: Callable[[float], float], most_kept: float = 1e9) -> list[float]:

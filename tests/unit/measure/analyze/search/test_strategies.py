@@ -141,7 +141,7 @@ def test_a_candidate_that_cannot_be_served_is_left_out_and_the_search_continues(
     while (trial := strategy.next()) is not None:
         if trial.candidate.overrides:
             failed.append(trial.candidate.name)
-            strategy.fail(trial)
+            strategy.add(trial, None)
         else:
             strategy.add(trial, server.measure(trial.candidate, trial.load))
     assert len(failed) == len(set(failed)) == 4
