@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from importlib.resources import files
 from pathlib import Path
 from textwrap import indent
-from typing import Final
+from typing import Annotated, Final
 
 from conch import __version__
 from conch.core.errors import invalid
@@ -21,6 +21,13 @@ from conch.deploy.dashboard import dashboard
 from conch.deploy.footprint import ServerMemory, measure_memory
 from conch.deploy.requirements import RepositoryRequirements, read_requirements
 from conch.machine.memory import mebibytes, read_size
+from conch.options.declaration import Directory, FileName, Range, option
+
+_SECTION: Final = "Options"
+_SERVERS: Final = "Servers"
+_NETWORK: Final = "Network"
+Count = Annotated[int, Range(1, 2**31 - 1)]
+Number = Annotated[int, Range(0, 2**31 - 1)]
 
 MOUNT: Final = "/models"
 #: Names of Kubernetes objects; suffixes such as -dashboard need room.
@@ -36,23 +43,28 @@ _FREE: Final = 512 * _MIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class KubernetesTarget:
-    """What to deploy and where; see the options of the command. Empty texts get defaults."""
+class KubernetesOptions:
+    """The options of ``conch deploy kubernetes``: what to deploy and where. Empty texts get defaults."""
 
-    repository: Path
-    name: str = "conch"
-    image: str = ""
-    replicas: int = 1
-    cpus: int = 2
-    memory: str = ""
-    gpus: int = 0
-    claim: str = "models"
-    location: str = ""
-    host: str = ""
-    gateway: str = ""
-    ingress_namespace: str = "ingress-nginx"
-    monitoring_namespace: str = "monitoring"
-    api_key_file: str = ""
+    # fmt: off
+    repository: Directory = option(MISSING, _SECTION, "The model repository.", flags=("-r", "--model-repository"))
+    output: Path = option(
+        MISSING, _SECTION, "Folder to write; it must be new or empty.", flags=("-o", "--output"), metavar="OUT"
+    )
+    name: str = option("conch", _SECTION, "Name of the Kubernetes objects.")
+    image: str = option("", _SECTION, "The image of the servers (default: conch:VERSION).")
+    replicas: Count = option(1, _SERVERS, "Number of servers.")
+    cpus: Count = option(2, _SERVERS, "Cores of each server; its engines use as many threads.")
+    memory: str = option("", _SERVERS, "Memory of each server, as 4GiB (default: measured by loading the models here).")
+    gpus: Number = option(0, _SERVERS, "GPUs of each server.")
+    claim: str = option("models", _SERVERS, "PersistentVolumeClaim with the models.")
+    location: str = option("", _SERVERS, "URL of the models, as s3://bucket/models, instead of a claim.")
+    api_key_file: FileName = option("", _NETWORK, "File with API keys, <name>=<key> a line (default: one new key).")
+    host: str = option("", _NETWORK, "Host name at which clients reach the servers (default: only in the cluster).")
+    gateway: str = option("", _NETWORK, "Gateway for the host, instead of an Ingress.")
+    ingress_namespace: str = option("ingress-nginx", _NETWORK, "Namespace of the Ingress controller or the Gateway.")
+    monitoring_namespace: str = option("monitoring", _NETWORK, "Namespace of Prometheus.")
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +76,27 @@ class KubernetesPlan:
     measured: ServerMemory | None
 
 
-def plan(target: KubernetesTarget, output: Path) -> KubernetesPlan:
+def plan(options: KubernetesOptions) -> KubernetesPlan:
     """Read the repository, measure its memory unless ``memory`` is given, and return the files.
 
     Raises INVALID_ARG for values that Kubernetes refuses, as ``read_requirements`` and ``check_output`` do, and
     INTERNAL if the models cannot be measured.
     """
-    _check(target)
-    requirements = read_requirements(target.repository, MOUNT)
-    check_output(output, target.repository)
-    keys = _keys(target.api_key_file)
-    if target.memory:
-        measured, request, limit = None, *(2 * [_given(target.memory)])
+    _check(options)
+    requirements = read_requirements(options.repository, MOUNT)
+    check_output(options.output, options.repository)
+    keys = _keys(options.api_key_file)
+    if options.memory:
+        measured, request, limit = None, *(2 * [_given(options.memory)])
     elif requirements.lacking:
         raise invalid(f"the memory cannot be measured here ({'; '.join(requirements.lacking)}): give --memory")
     else:
-        measured = measure_memory(target.repository)
+        measured = measure_memory(options.repository)
         request, limit = _rounded(measured.total * _REQUEST), _rounded(measured.total * _LIMIT + _FREE)
-    image = target.image or f"conch:{__version__}"
-    texts = dict(_texts(target, requirements, image, keys, request, limit))
+    image = options.image or f"conch:{__version__}"
+    texts = dict(_texts(options, requirements, image, keys, request, limit))
     texts["kustomization.yaml"] = "resources:\n" + "".join(f"  - {name}\n" for name in texts)
-    texts["README.md"] = _readme(target, requirements, image, keys, measured, (request, limit), texts)
+    texts["README.md"] = _readme(options, requirements, image, keys, measured, (request, limit), texts)
     return KubernetesPlan(texts, requirements.models, measured)
 
 
@@ -97,15 +109,15 @@ def write(planned: KubernetesPlan, output: Path) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-def _check(target: KubernetesTarget) -> None:
-    for flag, value in {"--name": target.name, "--claim": target.claim, "--gateway": target.gateway}.items():
+def _check(options: KubernetesOptions) -> None:
+    for flag, value in {"--name": options.name, "--claim": options.claim, "--gateway": options.gateway}.items():
         if value and not _NAME.fullmatch(value):
             raise invalid(f"{flag} must be lower-case letters, digits and dashes, at most 53 characters; got '{value}'")
-    if target.host and not _HOST.fullmatch(target.host):
-        raise invalid(f"--host must be the name of a host, as models.example.com; got '{target.host}'")
-    if target.gateway and not target.host:
+    if options.host and not _HOST.fullmatch(options.host):
+        raise invalid(f"--host must be the name of a host, as models.example.com; got '{options.host}'")
+    if options.gateway and not options.host:
         raise invalid("--gateway needs --host")
-    if re.search(r"[\s\"']", target.image + target.location):
+    if re.search(r"[\s\"']", options.image + options.location):
         raise invalid("--image and --location have no spaces or quotes")
 
 
@@ -142,20 +154,20 @@ def _quantity(size: int) -> str:
 
 
 def _texts(
-    target: KubernetesTarget,
+    options: KubernetesOptions,
     requirements: RepositoryRequirements,
     image: str,
     keys: list[str],
     request: int,
     limit: int,
 ) -> Iterator[tuple[str, str]]:
-    name = target.name
-    egress, why = _egress(target, requirements)
+    name = options.name
+    egress, why = _egress(options, requirements)
     mounts = "\n            - {name: keys, mountPath: /etc/conch, readOnly: true}"
     volumes = f"\n        - name: keys\n          secret: {{secretName: {name}-keys, defaultMode: 0440}}"
-    if not target.location:
+    if not options.location:
         mounts = f"\n            - {{name: models, mountPath: {MOUNT}, readOnly: true}}{mounts}"
-        claim = f"persistentVolumeClaim: {{claimName: {target.claim}, readOnly: true}}"
+        claim = f"persistentVolumeClaim: {{claimName: {options.claim}, readOnly: true}}"
         volumes = f"\n        - name: models\n          {claim}{volumes}"
     peer = "\n        - namespaceSelector:\n            matchLabels: {kubernetes.io/metadata.name: %s}"
     yield (
@@ -163,29 +175,29 @@ def _texts(
         render(
             "kubernetes/server.yaml",
             name=name,
-            replicas=target.replicas,
+            replicas=options.replicas,
             image=image,
-            location=target.location or MOUNT,
+            location=options.location or MOUNT,
             key_argument="\n            - --api-key-file=/etc/conch/keys",
-            cpus=target.cpus,
+            cpus=options.cpus,
             memory_request=_quantity(request),
             memory_limit=_quantity(limit),
-            gpu_limit=f", nvidia.com/gpu: {target.gpus}" if target.gpus else "",
+            gpu_limit=f", nvidia.com/gpu: {options.gpus}" if options.gpus else "",
             mounts=mounts,
             volumes=volumes,
-            from_ingress=f" and from {target.ingress_namespace}" if target.host else "",
-            ingress_peer=peer % target.ingress_namespace if target.host else "",
-            monitoring_namespace=target.monitoring_namespace,
+            from_ingress=f" and from {options.ingress_namespace}" if options.host else "",
+            ingress_peer=peer % options.ingress_namespace if options.host else "",
+            monitoring_namespace=options.monitoring_namespace,
             egress_comment=why,
             egress=egress,
         ),
     )
     yield "secret.yaml", render("kubernetes/secret.yaml", name=name, keys=indent("\n".join(keys), "    "))
-    if target.host:
-        template = "gateway" if target.gateway else "ingress"
+    if options.host:
+        template = "gateway" if options.gateway else "ingress"
         yield (
             f"{template}.yaml",
-            render(f"kubernetes/{template}.yaml", name=name, host=target.host, gateway=target.gateway),
+            render(f"kubernetes/{template}.yaml", name=name, host=options.host, gateway=options.gateway),
         )
     rules = (files("conch.deploy") / "templates/monitoring/rules.yaml").read_text(encoding="utf-8")
     groups = rules[rules.index("groups:") :].rstrip()
@@ -200,9 +212,9 @@ def _texts(
     )
 
 
-def _egress(target: KubernetesTarget, requirements: RepositoryRequirements) -> tuple[str, str]:
+def _egress(options: KubernetesOptions, requirements: RepositoryRequirements) -> tuple[str, str]:
     """Return the rules for outgoing connections, and a comment with their reason."""
-    reasons = [f"models from {target.location}"] if target.location else []
+    reasons = [f"models from {options.location}"] if options.location else []
     reasons += [f"{', '.join(requirements.hub)} from the Hugging Face Hub"] if requirements.hub else []
     if not reasons:
         return " []", "\n# The server opens no connections."
@@ -211,7 +223,7 @@ def _egress(target: KubernetesTarget, requirements: RepositoryRequirements) -> t
 
 
 def _readme(
-    target: KubernetesTarget,
+    options: KubernetesOptions,
     requirements: RepositoryRequirements,
     image: str,
     keys: list[str],
@@ -222,14 +234,14 @@ def _readme(
     meanings = {
         "server.yaml": "Deployment, Service, PodDisruptionBudget and NetworkPolicy",
         "secret.yaml": "the API keys of clients; keep it out of version control",
-        "ingress.yaml": f"Ingress for {target.host}; create the Secret `{target.name}-tls` with its certificate",
-        "gateway.yaml": f"HTTPRoute and GRPCRoute for {target.host} at the Gateway `{target.gateway}`",
+        "ingress.yaml": f"Ingress for {options.host}; create the Secret `{options.name}-tls` with its certificate",
+        "gateway.yaml": f"HTTPRoute and GRPCRoute for {options.host} at the Gateway `{options.gateway}`",
         "monitoring.yaml": "PodMonitor, PrometheusRule and the ConfigMap of a Grafana dashboard; "
         "without the Prometheus operator, delete its line in kustomization.yaml",
         "kustomization.yaml": "the list of these files",
     }
     request, limit = map(_quantity, memory)
-    threads = f"Engines use {target.cpus} threads, which is the CPU limit of each server."
+    threads = f"Engines use {options.cpus} threads, which is the CPU limit of each server."
     if measured is None:
         sizing = f"Each server may use {limit} of memory (`--memory`). {threads}"
     else:
@@ -237,16 +249,16 @@ def _readme(
             f"Each server requests {request} of memory and may use {limit}: on the machine that wrote this, the server "
             f"used {mebibytes(measured.server)} and the models {mebibytes(measured.models)} after loading. {threads}"
         )
-    if target.location:
-        models = f"The servers read the models from {target.location}; give them the credentials that it requires."
+    if options.location:
+        models = f"The servers read the models from {options.location}; give them the credentials that it requires."
     else:
-        models = f"Copy the content of {target.repository} into the PersistentVolumeClaim `{target.claim}`."
+        models = f"Copy the content of {options.repository} into the PersistentVolumeClaim `{options.claim}`."
     packages = ""
     if requirements.packages:
         packages = f"\n   The models also import {', '.join(requirements.packages)}: install these in the image.\n"
     return render(
         "kubernetes/README.md",
-        name=target.name,
+        name=options.name,
         files="\n".join(f"| `{name}` | {meanings[name]} |" for name in texts),
         sizing=sizing,
         build="\n   ".join(base_commands(requirements)),
