@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import sys
+from collections.abc import Iterator
 from os import environ
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from conch.client.http import fetch
 from conch.core.errors import ConchError, internal
 from conch.deploy.trial import RESPONSE_SECONDS, free_port, wait_until_healthy
 from conch.machine.guarded_server import GuardedServer
 from conch.machine.memory import resident_bytes
 from conch.machine.temporary import TemporaryFolder
+from conch.measure.metrics_page import labels_of, read_page, samples
 
 _HOST: Final = "127.0.0.1"
-#: The memory of models on the CPU, and of the processes that their workers are forked from.
-_ON_CPU: Final = re.compile(
-    r'^(?:conch_model_memory_bytes\{.*kind="(?:workers|shared_regions)".*\}|conch_template_memory_bytes) (\d+)$',
-    re.MULTILINE,
-)
 
 
 class ServerMemory(NamedTuple):
@@ -50,11 +45,19 @@ def measure_memory(repository: Path) -> ServerMemory:
         try:
             wait_until_healthy(server, port, "/v2/health/ready")
             # A page shows what was read for the page before.
-            pages = [fetch(f"http://{_HOST}:{metrics}/metrics", RESPONSE_SECONDS)[1].decode() for _ in range(2)]
-            return ServerMemory(resident_bytes(server.pid), sum(map(int, _ON_CPU.findall(pages[-1]))))
+            pages = [read_page(f"http://{_HOST}:{metrics}/metrics", RESPONSE_SECONDS) for _ in range(2)]
+            return ServerMemory(resident_bytes(server.pid), sum(_on_cpu(pages[-1])))
         except ConchError as error:
             raise internal(
                 f"the memory of the models cannot be measured here: {error.message}; give --memory"
             ) from None
         finally:
             server.close()
+
+
+def _on_cpu(page: str) -> Iterator[int]:
+    """Yield the memory of models on the CPU, and of the processes that their workers are forked from (bytes)."""
+    for name, labels, value in samples(page):
+        in_workers = labels_of(labels).get("kind") in ("workers", "shared_regions")
+        if name == "conch_template_memory_bytes" or (name == "conch_model_memory_bytes" and in_workers):
+            yield int(value)

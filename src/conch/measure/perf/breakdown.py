@@ -7,17 +7,16 @@ of the batch, as each request waits for it. Pure.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from conch.core.errors import ConchError
+from conch.measure.metrics_page import labels_of, read_page, samples, with_scheme
 from conch.measure.perf.figures import LatencyFigures
 from conch.measure.perf.measured import Measured
 from conch.measure.perf.server.api import ServerApi
-from conch.measure.perf.server.resources import read_page, with_scheme
 from conch.measure.perf.server.statistics import ServerFigures
 
 # Read before and after a level, never while requests are timed.
@@ -32,8 +31,6 @@ WORKER_STAGES: Final[Mapping[str, str]] = {
     "conch_engine_duration_us": "the network",
     "conch_answer_duration_us": "create responses: pooling, scores, labels",
 }
-_LINE: Final = re.compile(r"(\w+)\{([^}]*)\} ([0-9.eE+-]+)")
-_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SECONDS: Final = 10.0
 
 
@@ -74,9 +71,9 @@ class StageReader:
 def totals_of(metrics: str, statistics: Sequence[Mapping[str, Any]], model: str) -> StageTotals:
     """Return the counters of all versions of ``model``, from the text of the metrics and from ``model_stats``."""
     by_metric: dict[str, float] = {}
-    for name, labels, value in _LINE.findall(metrics):
-        if name in WORKER_STAGES and dict(_LABEL.findall(labels)).get("model") == model:
-            by_metric[name] = by_metric.get(name, 0.0) + float(value) / 1e6
+    for name, labels, value in samples(metrics):
+        if name in WORKER_STAGES and labels_of(labels).get("model") == model:
+            by_metric[name] = by_metric.get(name, 0.0) + value / 1e6
     batches = [batch for row in statistics if row["name"] == model for batch in row.get("batch_stats", ())]
     infer = sum(int(batch.get("compute_infer", {}).get("ns", 0)) for batch in batches) / 1e9
     return StageTotals(by_metric, infer)

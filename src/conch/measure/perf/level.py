@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from time import monotonic, monotonic_ns, sleep
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from conch.machine.processes import CpuClocks, Interference, InterferenceMeter, 
 from conch.measure.perf.figures import WINDOWS, Stability, WindowFigures, figures_of
 from conch.measure.perf.measured import MachineFigures
 from conch.measure.perf.plan import PerfPlan
+from conch.measure.perf.senders.generator import Generators
 from conch.measure.perf.senders.records import Collected, Recording, Span
 from conch.measure.perf.server.resources import ResourceFigures, ServerProcesses
 
@@ -138,13 +139,6 @@ OnWindow = Callable[[WindowFigures], object]
 OnCollected = Callable[[Collected], object]
 
 
-class Senders(Protocol):
-    """The sending processes."""
-
-    def collect(self) -> Collected:
-        """Return the records since the last call."""
-
-
 @dataclass(frozen=True, slots=True)
 class MeasuredWindow:
     """One window: its span, figures, machine reading, and the server's statistics before and after it."""
@@ -177,7 +171,7 @@ class LevelRun:
     """One run of a level, which :meth:`take` performs."""
 
     def __init__(
-        self, plan: PerfPlan, senders: Senders, environment: LevelEnvironment, inferences: NDArray[np.int64]
+        self, plan: PerfPlan, senders: Generators, environment: LevelEnvironment, inferences: NDArray[np.int64]
     ) -> None:
         self.windows: list[MeasuredWindow] = []
         self.stability = Stability(plan.share, plan.trials)

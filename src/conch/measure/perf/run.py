@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from time import monotonic, monotonic_ns, sleep
 from typing import Any, Final
@@ -22,7 +22,7 @@ from conch.measure.perf.breakdown import METRICS_PORT, StageReader
 from conch.measure.perf.figures import confidence_of, figures_of, generation_of
 from conch.measure.perf.inputs.specs import ModelSpec, read_model
 from conch.measure.perf.level import LevelEnvironment, LevelRun, MachineWatch, OnCollected, OnWindow
-from conch.measure.perf.measured import LevelRecords, MachineFigures, Measured
+from conch.measure.perf.measured import LevelRecords, Measured
 from conch.measure.perf.plan import Levels, PerfPlan
 from conch.measure.perf.requests.shared_memory import MemoryLayout, SharedRegion
 from conch.measure.perf.senders.generator import Generators
@@ -33,9 +33,7 @@ from conch.measure.perf.server.api import ServerApi
 from conch.measure.perf.server.resources import (
     GpuReader,
     GpuSampler,
-    MetricFigures,
     MetricsSampler,
-    ResourceFigures,
     ServerProcesses,
     find_server,
 )
@@ -92,23 +90,9 @@ class LevelSearch:
                 high = middle
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """Observations besides the requests: the machine, the server's resources and metrics, and the senders' limit.
-
-    ``limit`` is in requests per second.
-    """
-
-    machine: MachineFigures | None = None
-    resources: ResourceFigures | None = None
-    metrics: dict[str, MetricFigures] = field(default_factory=dict)
-    limit: float | None = None
-
-
 def sum_up(
-    plan: PerfPlan, level: float, runs: Sequence[LevelRun], inferences: NDArray[np.int64], observed: Observed,
-    *, writes_text: bool,
-) -> Measured:  # fmt: skip
+    plan: PerfPlan, level: float, runs: Sequence[LevelRun], inferences: NDArray[np.int64], *, writes_text: bool
+) -> Measured:
     """Return the figures of a level over all its runs; percentiles are over all requests of the windows that count."""
     counted = [window for run in runs for window in run.counted]
     spans = tuple(window.span for window in counted)
@@ -133,12 +117,8 @@ def sum_up(
         unfinished.count,
         max(0, now - unfinished.first_due) / 1e9 if unfinished.count else 0.0,
         disturbed=any(run.stability.disturbed for run in runs),
-        machine=observed.machine,
-        resources=observed.resources,
-        metrics=observed.metrics,
         runs=of_runs,
         confidence=confidence_of(of_runs, "runs") or confidence_of([window.figures for window in counted], "windows"),
-        limit=observed.limit,
         gone=last.gone,
         stopped=last.stopped,
         missing=max(0, expected - len(records)),
@@ -248,14 +228,11 @@ class Measurement:
         used = watch.resources([window.reading for window in counted])
         if used is not None and gpus is not None:
             used = replace(used, gpus=gpus.figures(spans, server.pids))
-        observed = Observed(
-            watch.machine([window.reading for window in counted]),
-            used,
-            metrics.figures(spans) if metrics else {},
-            limit,
-        )
-        measured = sum_up(self.plan, level, runs, self._inferences, observed, writes_text=self._writes_text)
-        measured = replace(measured, sent=self.sent)
+        measured = replace(
+            sum_up(self.plan, level, runs, self._inferences, writes_text=self._writes_text),
+            machine=watch.machine([window.reading for window in counted]), resources=used,
+            metrics=metrics.figures(spans) if metrics else {}, limit=limit, sent=self.sent,
+        )  # fmt: skip
         self._search.note(measured.figures.judged(self.plan.percentile))
         return measured
 

@@ -214,7 +214,7 @@ class ExpectedOutputs:
     expected: Sequence[Expected]
     form: Literal["http", "grpc"]
 
-    def __call__(self, payload: int, response: bytes, json_size: int = 0) -> str:
+    def __call__(self, payload: int, response: bytes, json_size: int) -> str:
         """Return the difference of a response from the expected one, empty if none; other outputs are ignored.
 
         ``response`` is a ``ModelInferResponse``, or an HTTP body whose first ``json_size`` bytes are JSON (0: all).

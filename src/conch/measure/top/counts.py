@@ -6,20 +6,17 @@ histograms of all requests.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, isnan
 from typing import Final
 
+from conch.measure.metrics_page import labels_of, samples
+
 #: The name and the version of a model.
 ModelKey = tuple[str, str]
 Buckets = dict[float, float]
-
-_LINE: Final = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
-_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_ESCAPED: Final = re.compile(r"\\(.)")
 
 #: The durations (µs) of a request by part.
 PARTS: Final = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -98,9 +95,8 @@ _GENERATION: Final = {
 def read_counts(page: str) -> ServerCounts:
     """Read a page in Prometheus' text format; lines of unknown families are ignored."""
     counts = ServerCounts("# TYPE conch_model_ready" in page)
-    for name, text, number in _LINE.findall(page):
-        value = float(number)
-        labels = {label: _ESCAPED.sub(_unescaped, content) for label, content in _LABEL.findall(text)}
+    for name, text, value in samples(page):
+        labels = labels_of(text)
         if "model" in labels:
             # Triton's and conch's versions; the worker kills of conch have none.
             if "version" in labels:
@@ -135,7 +131,3 @@ def _add(model: ModelCounts, name: str, labels: Mapping[str, str], value: float)
 
 def _bound(text: str) -> float:
     return inf if text == "+Inf" else float(text)
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return "\n" if match[1] == "n" else match[1]

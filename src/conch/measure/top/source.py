@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from conch.client.deadline import Deadline
 from conch.client.http import HttpTransport
 from conch.core.errors import ConchError, invalid
-from conch.measure.perf.server.resources import read_page, with_scheme
+from conch.measure.metrics_page import read_page, with_scheme
 from conch.measure.top.counts import ServerCounts, read_counts
 
 _SECONDS: Final = 5.0

@@ -14,7 +14,7 @@ from conch.measure.perf.figures import WindowFigures
 from conch.measure.perf.level import LevelEnvironment, LevelRun, WindowReading
 from conch.measure.perf.measured import MachineFigures, Measured
 from conch.measure.perf.plan import Levels, PerfPlan
-from conch.measure.perf.run import Observed, sum_up
+from conch.measure.perf.run import sum_up
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.senders.records import RECORD, Collected, Outcome, Recording, Unfinished
 
@@ -71,7 +71,7 @@ def take(
     run = LevelRun(plan, senders, around, np.array([1]))
     run.take(on_window)
     level = plan.rates.first if plan.rates is not None else 1
-    return run, sum_up(plan, level, [run], np.array([1]), Observed(), writes_text=False)
+    return run, sum_up(plan, level, [run], np.array([1]), writes_text=False)
 
 
 def interference(*others: float) -> Iterator[Interference]:

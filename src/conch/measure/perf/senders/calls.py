@@ -7,6 +7,8 @@ sending process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import monotonic_ns
 from typing import Protocol
 
 from conch.measure.perf.requests.payload import Payload
@@ -21,7 +23,7 @@ class TimedCall:
         "received", "responses", "sent", "slot", "tokens", "written",
     )  # fmt: skip
 
-    def __init__(self, slot: int, on_end: TimedCallOwner) -> None:
+    def __init__(self, slot: int, on_end: Callable[[TimedCall], None]) -> None:
         self.slot = slot
         self.on_end = on_end
         self.channel: CallChannel | None = None
@@ -41,22 +43,19 @@ class TimedCall:
         if self.events:
             self.events = []
 
+    def finish(self, outcome: Outcome, error: str = "", code: int = 0, end: int = 0) -> None:
+        """Set the result and the end time (ns, 0 for now), and call ``on_end``; the channel is then free."""
+        self.end = end or monotonic_ns()
+        self.outcome = outcome
+        self.code = code
+        self.error = error
+        self.on_end(self)
 
-class TimedCallOwner(Protocol):
-    """The object that started a call."""
 
-    def __call__(self, call: TimedCall) -> None:
-        """Handle the end of a call; its channel then accepts another one."""
-
-
-class Judge(Protocol):
-    """A validator with the expected responses."""
-
-    def __call__(self, payload: int, response: bytes, json_size: int = 0) -> str:
-        """Return the difference of a response (body or message) from the expected one of this payload; empty if none.
-
-        ``json_size`` is the size of the JSON part of a body, which precedes its tensors; 0 if all of it is JSON.
-        """
+#: Returns the difference of a response from the expected one; empty if there is none. Takes the number of the payload,
+#: the response (an HTTP body or a gRPC message), and the size of the JSON part of a body, which precedes its tensors (0
+#: if all of it is JSON).
+Judge = Callable[[int, bytes, int], str]
 
 
 class CallChannel(Protocol):

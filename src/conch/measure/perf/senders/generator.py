@@ -32,7 +32,7 @@ from conch.measure.perf.requests.payload import Payloads, SequencePlan, Sequence
 from conch.measure.perf.senders.calls import CallChannel, Judge
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.senders.channels.grpc import GrpcChannel, Rpc, StreamChannel
-from conch.measure.perf.senders.channels.http import EventChannel, HttpChannel, JudgedHttpChannel, ReadEvent
+from conch.measure.perf.senders.channels.http import EventChannel, HttpChannel, ReadEvent
 from conch.measure.perf.senders.load import ClosedLoad, OpenLoad, Schedule, Sending, share_of
 from conch.measure.perf.senders.records import (
     Collected,
@@ -116,9 +116,7 @@ class Traffic:
             return GrpcChannel(loop, self.address, self.method, self.judge)
         if self.read is not None:
             return EventChannel(loop, self.address, self.read)
-        if self.judge is not None:
-            return JudgedHttpChannel(loop, self.address, self.judge)
-        return HttpChannel(loop, self.address)
+        return HttpChannel(loop, self.address, self.judge)
 
 
 class Generators:

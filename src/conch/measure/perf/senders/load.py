@@ -220,10 +220,7 @@ class OfferedLoad:
         for call in [call for call in self._running if now - call.due > self._timeout]:
             assert call.channel is not None
             call.channel.cancel(call)
-            call.end = now
-            call.outcome = Outcome.TIMED_OUT
-            call.error = f"no response within {self._timeout / 1e9:g} s"
-            call.on_end(call)
+            call.finish(Outcome.TIMED_OUT, f"no response within {self._timeout / 1e9:g} s", end=now)
 
 
 class ClosedLoad(OfferedLoad):

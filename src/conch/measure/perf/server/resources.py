@@ -5,7 +5,6 @@ On this machine, the server's processes are those that listen on its port, and t
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,10 +18,10 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import psutil
 
-from conch.client.http import fetch
-from conch.core.errors import ConchError, invalid, unavailable
+from conch.core.errors import ConchError, invalid
 from conch.machine.ports import listening_processes, listens
 from conch.machine.processes import family, process_times
+from conch.measure.metrics_page import read_page, samples, with_scheme
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.senders.records import Span
 
@@ -100,7 +99,6 @@ GAUGES: Final = (
     "nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes", "nv_gpu_power_usage",
     "nv_cpu_utilization", "nv_cpu_memory_used_bytes",
 )  # fmt: skip
-_LINE: Final = re.compile(r"^(\w+(?:\{[^}]*\})?)\s+(\S+)")
 _SECONDS: Final = 5.0
 
 
@@ -137,27 +135,9 @@ class MetricsSampler(Sampler[Mapping[str, float]]):
         return {}
 
 
-def with_scheme(url: str) -> str:
-    """Return the URL of a metrics page, with ``http`` as the default scheme."""
-    return url if "://" in url else f"http://{url}"
-
-
-def read_page(url: str, timeout: float) -> str:
-    """Return the text of a metrics page. Raises ConchError."""
-    status, body = fetch(url, timeout)
-    if status != 200:
-        raise unavailable(f"HTTP status {status}")
-    return body.decode("utf-8", "replace")
-
-
 def read_gauges(text: str) -> dict[str, float]:
     """Return the gauges in a text of the Prometheus format, by name with labels as written."""
-    gauges = {}
-    for line in text.splitlines():
-        sample = _LINE.match(line)
-        if sample and sample[1].partition("{")[0] in GAUGES:
-            gauges[sample[1]] = float(sample[2])
-    return gauges
+    return {f"{name}{{{labels}}}" if labels else name: value for name, labels, value in samples(text) if name in GAUGES}
 
 
 #: NVML averages utilization over a period between a sixth of a second and a second (s).

@@ -51,15 +51,6 @@ def status_of(fields: Sequence[Field]) -> RpcStatus:
     return RpcStatus(int(http) if http is not None else None, int(grpc) if grpc is not None else None, message)
 
 
-def finish(call: TimedCall, outcome: Outcome, code: int, error: str, end: int = 0) -> None:
-    """Set the result and the end time (ns, 0 for now) of a call, and call its ``on_end``."""
-    call.end = end or monotonic_ns()
-    call.outcome = outcome
-    call.code = code
-    call.error = error
-    call.on_end(call)
-
-
 #: Number of concurrent calls per connection, as in NVIDIA's clients, where that many share a channel.
 SHARED_BY: Final = 6
 #: Receive window of the connection and of each stream (bytes).
@@ -170,7 +161,7 @@ class GrpcChannel(Connecting):
         self._unsent.clear()
         self._writing.clear()
         for call in calls:
-            finish(call, Outcome.CONNECTION_LOST, 0, error)
+            call.finish(Outcome.CONNECTION_LOST, error)
 
     def resume_writing(self) -> None:
         now = monotonic_ns()
@@ -326,7 +317,7 @@ class GrpcChannel(Connecting):
             return
         if end.grpc == 0:
             call.responses += 1
-            wrong = self._judge(call.number, self._responses[stream][5:]) if self._judge is not None else ""
+            wrong = self._judge(call.number, self._responses[stream][5:], 0) if self._judge is not None else ""
             self._end(stream, Outcome.WRONG if wrong else Outcome.OK, 0, wrong, now)
         elif end.grpc is not None:
             self._end(stream, Outcome.REFUSED, end.grpc, end.message)
@@ -389,7 +380,7 @@ class GrpcChannel(Connecting):
         call = self._calls.pop(stream, None)
         self._forget(stream)
         if call is not None:
-            finish(call, outcome, code, error, end)
+            call.finish(outcome, error, code, end)
             if self._going_away:
                 self._reconnect_when_idle()
 
@@ -403,7 +394,7 @@ class GrpcChannel(Connecting):
         calls = list(self._calls.values())
         self._calls.clear()
         for call in calls:
-            finish(call, Outcome.UNREADABLE, 0, error)
+            call.finish(Outcome.UNREADABLE, error)
         if self._unsent:
             self.connect()
 
@@ -512,11 +503,11 @@ class StreamChannel(GrpcChannel):
         if last:
             wrong = ""
             if self._judge is not None:
-                wrong = self._judge(call.number, inference.SerializeToString())
+                wrong = self._judge(call.number, inference.SerializeToString(), 0)
             self._complete(stream, Outcome.WRONG if wrong else Outcome.OK, wrong, now)
 
     def _complete(self, stream: int, outcome: Outcome, error: str, now: int) -> None:
         """Complete a request; its stream stays open."""
-        finish(self._calls.pop(stream), outcome, 0, error, now)
+        self._calls.pop(stream).finish(outcome, error, end=now)
         if self._going_away:
             self._reconnect_when_idle()

@@ -23,10 +23,14 @@ _SHOWN: Final = 400
 
 
 class HttpChannel(Connecting):
-    """Sends prepared requests, and records when their responses begin and end."""
+    """Sends prepared requests, and records when their responses begin and end.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address) -> None:
+    ``judge`` validates responses; without it, their content is ignored.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, judge: Judge | None = None) -> None:
         super().__init__(loop, address)
+        self._judge = judge
         self._call: TimedCall | None = None
         self._reader = ResponseReader()
 
@@ -94,7 +98,11 @@ class HttpChannel(Connecting):
     def _complete(self, call: TimedCall) -> None:
         """Complete a call whose response is not an error."""
         call.responses += 1
-        self._end(call, Outcome.OK, "")
+        end, wrong = monotonic_ns(), ""
+        if self._judge is not None:
+            response = self._reader.response()
+            wrong = self._judge(call.number, response.body, response.json_size or 0)
+        self._end(call, Outcome.WRONG if wrong else Outcome.OK, wrong, end)
 
     def _write(self, call: TimedCall) -> None:
         self._reader.begin()
@@ -103,26 +111,8 @@ class HttpChannel(Connecting):
             call.written = monotonic_ns()
 
     def _end(self, call: TimedCall, outcome: Outcome, error: str, end: int = 0) -> None:
-        call.end = end or monotonic_ns()
-        call.outcome = outcome
-        call.error = error
         self._call = None
-        call.on_end(call)
-
-
-class JudgedHttpChannel(HttpChannel):
-    """An HTTP channel that compares responses with the expected ones."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, judge: Judge) -> None:
-        super().__init__(loop, address)
-        self._judge = judge
-
-    def _complete(self, call: TimedCall) -> None:
-        call.responses += 1
-        end = monotonic_ns()
-        response = self._reader.response()
-        wrong = self._judge(call.number, response.body, response.json_size or 0)
-        self._end(call, Outcome.WRONG if wrong else Outcome.OK, wrong, end)
+        call.finish(outcome, error, call.code, end)
 
 
 def error_text(body: bytes) -> str:
