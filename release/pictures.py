@@ -16,7 +16,7 @@ from conch.measure.perf.measured import LevelDistributions, Measured
 from conch.measure.perf.report.page import report as perf_report
 from conch.measure.reports.html import html
 from tests.unit.measure.analyze.report.analyses import analysis
-from tests.unit.measure.perf.test_perf_files import PLAN, level
+from tests.unit.measure.perf.report.test_perf_files import PLAN, level
 
 IMAGES: Final = Path(__file__).parents[1] / "docs/images"
 #: Requests per second and the median latency (s) by number of clients; the last level is disturbed.

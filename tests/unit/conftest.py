@@ -43,7 +43,7 @@ NEED_EXTRAS: Final = (
     "deploy/ray/test_ingress.py",
     "deploy/ray/test_replica.py",
     "measure/analyze/report/test_analysis_page.py",
-    "measure/perf/test_perf_page.py",
+    "measure/perf/report/test_perf_page.py",
     "measure/reports/test_pages.py",
     "repository/stores/test_hub_store.py",
     "telemetry/tracing/test_collector.py",

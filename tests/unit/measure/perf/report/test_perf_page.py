@@ -18,7 +18,7 @@ from conch.measure.perf.server.resources import GpuFigures, ResourceFigures
 from conch.measure.reports.html import html
 from conch.measure.reports.report import Chart, Note, Report, Table, Tiles
 from tests.unit.measure.perf.known_server import KnownServer, running
-from tests.unit.measure.perf.test_perf_files import PLAN, latency, level
+from tests.unit.measure.perf.report.test_perf_files import PLAN, latency, level
 
 
 def test_a_run_is_reported_with_its_command(tmp_path: Path) -> None:
