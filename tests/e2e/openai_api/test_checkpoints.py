@@ -75,6 +75,35 @@ def test_usage_and_tokens_of_a_chat(server: ConchServer) -> None:
     assert 0 < reply["usage"]["prompt_tokens_details"]["cached_tokens"] < reply["usage"]["prompt_tokens"]
 
 
+def test_ids_of_prompts(server: ConchServer) -> None:
+    tokenizer = train_tokenizer(every_byte=True)
+    asked: dict[str, Any] = {"model": "llama", "max_tokens": 4, "extra_body": {"return_token_ids": True, **IGNORE_EOS}}
+    prompts = ["How can you be", "The sea is"]
+    ids = [tokenizer(text)["input_ids"] for text in prompts]
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0) as client:
+        expected = tokenizer(f"<user>{prompts[0]}<assistant>")["input_ids"]
+        messages: Any = MESSAGES
+        whole = client.chat.completions.create(messages=messages, n=2, temperature=1, **asked)
+        assert (whole.model_extra or {})["prompt_token_ids"] == expected
+        chunks = [*client.chat.completions.create(messages=messages, n=2, temperature=1, stream=True, **asked)]
+        assert [(chunk.model_extra or {}).get("prompt_token_ids") for chunk in chunks] == [
+            expected,
+            *[None] * (len(chunks) - 1),
+        ]
+        choices = client.completions.create(prompt=prompts, n=2, temperature=1, **asked).choices
+        assert [(choice.model_extra or {})["prompt_token_ids"] for choice in choices] == [
+            ids[0],
+            ids[0],
+            ids[1],
+            ids[1],
+        ]
+        found: dict[int, list[Any]] = {}
+        for chunk in client.completions.create(prompt=prompts, stream=True, **asked):
+            for choice in chunk.choices:
+                found.setdefault(choice.index, []).append((choice.model_extra or {}).get("prompt_token_ids"))
+        assert found == {index: [ids[index], *[None] * (len(found[index]) - 1)] for index in range(2)}
+
+
 def test_response_without_the_oldest_items(server: ConchServer) -> None:
     def say(role: str, text: str) -> dict[str, str]:
         return {"role": role, "content": text}

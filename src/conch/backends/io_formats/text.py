@@ -209,6 +209,7 @@ class TextResponseBuilder(ResponseBuilder):
             for _ in range(sampling.n)
         ]
         self._prompt_logprobs = ""  # JSON, until it has been sent
+        self._begun = False  # whether a response has been sent
         self._cached = 0  # tokens of the prompt; those of the first sample, whose prefix the other samples share
 
     def add(self, index: int, progress: Progress) -> str:
@@ -268,6 +269,9 @@ class TextResponseBuilder(ResponseBuilder):
             outputs["num_output_tokens"] = np.array([sample.count for sample in samples], np.uint32)
         if "token_ids" in options.outputs:
             outputs["token_ids"] = np.array([token for sample in samples for token in sample.tokens], np.int32)
+        if "prompt_token_ids" in options.outputs and not self._begun:
+            outputs["prompt_token_ids"] = np.array(self.prompts[0][0], np.int32)
+        self._begun = True
         for sample in samples:
             sample.text, sample.tokens, sample.logprobs, sample.count = [], [], [], 0
         return (Result(outputs),)
@@ -319,6 +323,7 @@ _RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "return_num_output_tokens": ("num_output_tokens",),
     "return_num_cached_tokens": ("num_cached_tokens",),
     "return_token_ids": ("token_ids",),
+    "return_prompt_token_ids": ("prompt_token_ids",),
     "return_log_probs": ("cumulative_logprob", "logprobs"),
 }
 #: Maximum number of ``bad_words``; each word is tokenized twice.
@@ -353,6 +358,7 @@ OUTPUTS: Final = (
     TensorSpec("num_output_tokens", "UINT32", (-1,)),
     TensorSpec("num_cached_tokens", "UINT32", (1,)),
     TensorSpec("token_ids", "INT32", (-1,)),
+    TensorSpec("prompt_token_ids", "INT32", (-1,)),
     TOKENS,
 )
 

@@ -376,9 +376,12 @@ class ChatResponse(OpenAiResponse):
         self._logprobs = plan.logprobs is not None
         self._has_ids = plan.token_ids
         self._messages = [_Message(plan.parser()) for _ in range(plan.choices)]
+        #: The ids of the tokens of the prompt, until they have been sent.
+        self._prompt_ids: list[list[int]] = []
+        self._knows_prompt = False
 
     def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
-        message = self._messages[index]
+        message = self._message(index, piece)
         deltas = [_delta(event) for event in message.events(piece, end)]
         if not message.begun:
             message.begun = True
@@ -397,8 +400,16 @@ class ChatResponse(OpenAiResponse):
             chunks[-1]["finish_reason"] = message.reason(end)
         return chunks
 
+    def _message(self, index: int, piece: ChoiceDelta) -> _Message:
+        if piece.prompt_ids is not None and not self._knows_prompt:
+            self._knows_prompt, self._prompt_ids = True, [piece.prompt_ids]
+        return self._messages[index]
+
+    def _prompt(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._prompt_ids.pop()} if self._prompt_ids else {}
+
     def _keep(self, index: int, piece: ChoiceDelta, end: str) -> None:
-        message = self._messages[index]
+        message = self._message(index, piece)
         for event in message.events(piece, end):
             message.keep(event)
 

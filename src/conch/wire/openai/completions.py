@@ -169,14 +169,20 @@ class CompletionResponse(OpenAiResponse):
         self._tokens: list[list[Token]] = [[] for _ in range(count)]
         self._ids: list[list[int]] = [[] for _ in range(count)]
         self._has_ids = plan.token_ids
+        #: The ids of the tokens of each prompt, if they are reported.
+        self._prompt_ids: list[list[int] | None] = [None] * count
 
     def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
         text = self._text(index, piece)
         if not text and not piece.logprobs and not end:
             return []
         logprobs = self._logprobs(index, piece.logprobs) if piece.logprobs else None
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": end or None}
-        return [choice if piece.token_ids is None else {**choice, "token_ids": piece.token_ids}]
+        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": end or None}
+        if piece.token_ids is not None:
+            choice["token_ids"] = piece.token_ids
+        if self._prompt_ids[index] is None and piece.prompt_ids is not None:
+            choice["prompt_token_ids"] = self._prompt_ids[index] = piece.prompt_ids
+        return [choice]
 
     def _keep(self, index: int, piece: ChoiceDelta, end: str) -> None:
         self._texts[index].append(self._text(index, piece))
@@ -184,6 +190,7 @@ class CompletionResponse(OpenAiResponse):
             self._tokens[index] += prompt_tokens(piece.prompt_logprobs, piece.prompt_tokens, self._top or 0)
         self._tokens[index] += piece.logprobs or ()
         self._ids[index] += piece.token_ids or ()
+        self._prompt_ids[index] = piece.prompt_ids or self._prompt_ids[index]
         self._prompts[index] = piece.prompt_logprobs or self._prompts[index]
 
     def _choice(self, index: int) -> dict[str, Any]:
@@ -193,6 +200,7 @@ class CompletionResponse(OpenAiResponse):
             "logprobs": self._logprobs(index, self._tokens[index]) if self._top is not None else None,
             "finish_reason": self._ends[index],
             **({"token_ids": self._ids[index]} if self._has_ids else {}),
+            **({"prompt_token_ids": ids} if (ids := self._prompt_ids[index]) is not None else {}),
             **({"prompt_logprobs": self._prompts[index]} if self._scored else {}),
         }
 

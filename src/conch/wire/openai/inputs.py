@@ -43,8 +43,9 @@ _DETAILS: Final = (
     "return_num_input_tokens", "return_num_output_tokens", "return_num_cached_tokens", "return_finish_reason",
     "return_stop_reason",
 )  # fmt: skip
-#: The input, and vLLM's member, for the ids of the tokens of a completion.
+#: The input, and vLLM's member, for the ids of the tokens of a completion; and the input for those of the prompt.
 RETURN_TOKEN_IDS: Final = "return_token_ids"
+RETURN_PROMPT_IDS: Final = "return_prompt_token_ids"
 
 
 def generation_inputs(
@@ -96,6 +97,8 @@ def generation_inputs(
         if RETURN_TOKEN_IDS not in declared:
             raise _cannot(signature, RETURN_TOKEN_IDS)
         values[RETURN_TOKEN_IDS] = [True]
+        if RETURN_PROMPT_IDS in declared:
+            values[RETURN_PROMPT_IDS] = [True]
     if drop_oldest:
         if DROP_OLDEST not in declared:
             raise ApiError(f"model '{signature.name}' does not drop messages: send fewer items", "truncation")

@@ -105,6 +105,8 @@ class ChoiceDelta:
     prompt_tokens: list[str] = field(default_factory=list)
     tokens: int | None = None
     token_ids: list[int] | None = None
+    #: The ids of the tokens of the prompt, in the first response.
+    prompt_ids: list[int] | None = None
 
 
 @dataclass(slots=True)
@@ -130,6 +132,7 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
     prompt_logprobs = None
     texts: list[str] = []
     ids: list[int] | None = None
+    prompt_ids: list[int] | None = None
     for tensor in response.outputs:
         match tensor.name:
             case "text_output":
@@ -151,6 +154,8 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
                 texts = [text.decode("utf-8", "replace") for text in split_bytes(tensor.data)]
             case "token_ids":
                 ids = to_json(tensor)
+            case "prompt_token_ids":
+                prompt_ids = to_json(tensor)
             case "num_input_tokens":
                 result.prompt_tokens = max(to_json(tensor), default=None)
             case "num_cached_tokens":
@@ -160,7 +165,7 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
                     piece.tokens = count
     start = 0
     for piece in pieces:
-        piece.prompt_logprobs, piece.prompt_tokens = prompt_logprobs, texts
+        piece.prompt_logprobs, piece.prompt_tokens, piece.prompt_ids = prompt_logprobs, texts, prompt_ids
         if ids is not None:  # those of all choices in order
             end = start + piece.tokens if piece.tokens is not None else len(ids)
             piece.token_ids, start = ids[start:end], end
@@ -361,8 +366,18 @@ class OpenAiResponse(GenerationResponse):
     def body(self) -> bytes:
         choices = [self._choice(index) for index in range(len(self._ends))]
         return orjson.dumps(
-            {**self._head, "choices": choices, "usage": self.usage.object(), "system_fingerprint": None}
+            {
+                **self._head,
+                "choices": choices,
+                "usage": self.usage.object(),
+                "system_fingerprint": None,
+                **self._prompt(),
+            }
         )
+
+    def _prompt(self) -> dict[str, Any]:
+        """Return the members about the prompt for the object or the next chunk."""
+        return {}
 
     @abstractmethod
     def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
@@ -377,7 +392,7 @@ class OpenAiResponse(GenerationResponse):
         """Return a choice of the object."""
 
     def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
-        chunk = {**self._chunk_head, "choices": choices}
+        chunk = {**self._chunk_head, "choices": choices, **self._prompt()}
         if self._include_usage:
             chunk["usage"] = self.usage.object() if self._continuous_usage else None
         return orjson.dumps(chunk)

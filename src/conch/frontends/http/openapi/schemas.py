@@ -112,7 +112,7 @@ _GENERATION: Final = {
     "stream_options": _object({"include_usage": _flag(), "continuous_usage_stats": _flag()}),
     "request_id": {**_text("the client's identifier of the request"), "maxLength": 256},
     "priority": _integer("the level in the model's queue", 0),
-    "return_token_ids": _flag("the choices have the ids of their tokens"),
+    "return_token_ids": _flag("the response has the ids of the tokens of the prompt and the choices"),
 }
 _CALL: Final = _object(
     {
