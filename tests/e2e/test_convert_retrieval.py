@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import requests
 import torch
@@ -19,6 +20,7 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from conch.backends.base.arrays import Result
+from conch.convert.encoder import variants
 from conch.convert.run import convert
 from tests.causal_rerankers import logit_scorer
 from tests.convert_checkpoints import no_progress, quick_plan
@@ -188,6 +190,17 @@ def test_converted_models_answer_as_sentence_transformers(site: Site, name: str)
             for own, value in zip(found, wanted, strict=True):
                 assert own.shape == value.shape
                 close(own, value)
+
+
+@pytest.mark.parametrize("name", ["splade", "truncated", "three_heads"])
+def test_int8_covers_the_weights_of_modules(site: Site, tmp_path: Path, name: str) -> None:
+    variants.dynamic(site.converted(name) / "onnxruntime-fp32.onnx", tmp_path / "int8.onnx")
+
+    graph = onnx.load(tmp_path / "int8.onnx").graph
+    fixed = {tensor.name for tensor in graph.initializer}
+    fixed |= {output for node in graph.node if node.op_type == "Constant" for output in node.output}
+    products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm")]
+    assert products and not [node.name for node in products if node.input[1] in fixed]
 
 
 def test_heads_in_the_graph_give_what_those_outside_give(site: Site) -> None:

@@ -94,7 +94,7 @@ def unlike(why: str) -> ConchError:
 
 #: The tolerance for rounding between two outputs for the same input, relative to the largest value.
 _ROUNDING: Final[Mapping[str, float]] = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
-#: The same for INT8 graphs, whose scales may depend on the whole batch.
+#: The tolerance of ``difference`` for INT8 graphs, whose scales may depend on the whole batch.
 _COARSE: Final = 0.25
 #: The minimum tolerance between an output and that of transformers.
 _LIKE: Final = 2e-4
@@ -114,6 +114,19 @@ def distance(expected: Array, output: Array) -> float:
         apart = np.where(expected == output, 0, np.abs(expected - output))
     furthest = float(apart.max(initial=0))
     return furthest / max(size, 1e-6) if np.isfinite(furthest) else float("inf")
+
+
+def difference(expected: Array, output: Array, precision: str) -> float:
+    """Return the difference of two outputs that are computed in ``precision``, for comparison with ``rounding``.
+
+    It is their :func:`distance`; in INT8, the root mean square of their differences relative to that of ``expected``,
+    because the largest of many thousand rounding errors says little about an output.
+    """
+    if precision in _ROUNDING or not (np.isfinite(expected).all() and np.isfinite(output).all()):
+        return distance(expected, output)
+    output = output[: len(expected)] if output.shape != expected.shape else output
+    size = float(np.sqrt(np.square(expected, dtype=np.float64).mean()))
+    return float(np.sqrt(np.square(expected - output, dtype=np.float64).mean())) / max(size, 1e-6)
 
 
 def require_likeness(outputs: Mapping[str, Array], expected: Mapping[str, Array], precision: str, what: str) -> None:

@@ -46,7 +46,27 @@ def _write(network: ReferenceNetwork, path: Path, write: Callable[[Any, Referenc
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="export-") as folder:
         file = Path(folder) / "model.onnx"
         write(_positional(network), network, file)
-        write_graph(onnx.load(file), path)
+        model = onnx.load(file)
+        move_weights(model)
+        write_graph(model, path)
+
+
+def move_weights(model: Any) -> None:
+    """Move matrices from Constant nodes of an ``onnx.ModelProto`` to its initializers.
+
+    The exporter writes the weights of modules that are not parameters of the network as constants, which ONNX Runtime's
+    quantization leaves in FP32.
+    """
+    kept = []
+    for node in model.graph.node:
+        values = [attribute.t for attribute in node.attribute if attribute.name == "value"]
+        if node.op_type == "Constant" and values and len(values[0].dims) > 1:
+            model.graph.initializer.append(values[0])
+            model.graph.initializer[-1].name = node.output[0]
+        else:
+            kept.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
 
 
 def _positional(network: ReferenceNetwork) -> Any:

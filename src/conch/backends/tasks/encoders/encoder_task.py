@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from conch.backends.base.arrays import UNFINISHED, Array, Request, Result, failure
-from conch.backends.base.verification import distance, require_likeness, rounding, unlike
+from conch.backends.base.verification import difference, require_likeness, rounding, unlike
 from conch.backends.tasks.classification import FUNCTION, FUNCTIONS, checked_choice
 from conch.backends.tasks.engines import NetworkEngine
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task
@@ -188,14 +188,15 @@ class Examples:
         return self._engine.run(self._arrays(sequences))
 
     def _moved(self, alone: Mapping[str, Array], sequences: Sequence[Tokens]) -> float:
-        """Return the change in the output of the short text if two ``sequences`` share a run, relative to its maximum.
+        """Return the :func:`difference` of the output of the short text if two ``sequences`` share a run.
 
         Infinite if the two cannot run together.
         """
         row = next(index for index, sequence in enumerate(sequences) if sequence is self._short)
         try:
             outputs = self._run(sequences)
-            return max(distance(alone[name][0], array[row]) for name, array in outputs.items())
+            precision = self._engine.precision
+            return max(difference(alone[name][0], array[row], precision) for name, array in outputs.items())
         except Exception:  # networks that accept only one row or one length raise many types
             return float("inf")
 
