@@ -75,6 +75,11 @@ MAX_ELEMENTS = 2**63 - 1
 _LENGTH = struct.Struct("<I")
 
 
+def plain(data: Buffer) -> Buffer:
+    """Return the bytes of a tensor; shared memory is read at this point."""
+    return data if isinstance(data, (bytes, bytearray, memoryview)) else bytes(data)
+
+
 class WireTensor:
     """A named tensor with its serialized bytes.
 

@@ -94,7 +94,8 @@ def json_infer(data: bytes) -> None:
 def json_generate(data: bytes) -> None:
     for signature in _SIGNATURES:
         with contextlib.suppress(ConchError):
-            request, layout = generate.decode_generate(data, signature, _nothing)
+            [request], layout = generate.decode_generate(signature, data, False, infer.MAX_INPUT_SIZE)
+            assert layout is not None
             validate_request(signature, request)
             generate.encode_generate(request, InferResponse(list(request.inputs.values())), layout)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from conch.core.errors import Code, ConchError
+from conch.wire.control import LoadParameters
 from conch.wire.json.control import (
     error_body,
     read_index,
@@ -15,7 +16,6 @@ from conch.wire.json.control import (
     read_log_settings,
     read_unload,
 )
-from conch.wire.loads import LoadParameters
 
 
 def refusal(read: Any, body: bytes) -> tuple[Code, str]:

@@ -15,7 +15,7 @@ from conch.core.tensors import ELEMENT_SIZE
 from conch.core.validation import validate_request
 from conch.wire.json import control
 from conch.wire.json.generate import decode_generate, encode_generate
-from conch.wire.json.infer import decode_infer, encode_infer, parse_header_length
+from conch.wire.json.infer import MAX_INPUT_SIZE, decode_infer, encode_infer, parse_header_length
 
 DATATYPES = [*ELEMENT_SIZE, "BYTES"]
 SIGNATURES = [
@@ -100,7 +100,8 @@ def test_text_that_looks_like_json(signature: ModelSignature, body: str | bytes)
 )
 def test_any_document_as_generate_body(signature: ModelSignature, document: Any) -> None:
     with contextlib.suppress(ConchError):
-        request, layout = decode_generate(json.dumps(document).encode(), signature, lambda response: None)
+        [request], layout = decode_generate(signature, json.dumps(document).encode(), False, MAX_INPUT_SIZE)
+        assert layout is not None
         validate_request(signature, request)
         encode_generate(request, InferResponse(list(request.inputs.values())), layout)
 

@@ -13,6 +13,7 @@ from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.core.tensors import WireTensor, pack_bytes, split_bytes
 from conch.wire.json.generate import Layout, decode_generate, encode_generate, server_sent_event
+from conch.wire.json.infer import MAX_INPUT_SIZE
 
 SPECS = (
     TensorSpec("text", "BYTES", (1,)),
@@ -24,11 +25,20 @@ SPECS = (
 )
 
 
+def decoded(
+    body: bytes, signature: ModelSignature, max_input_size: int = MAX_INPUT_SIZE
+) -> tuple[InferRequest, Layout]:
+    """The only request of a body."""
+    [request], layout = decode_generate(signature, body, False, max_input_size)
+    assert layout is not None
+    return request, layout
+
+
 def decode(document: Any, *specs: TensorSpec, max_batch_size: int = 0, **options: Any) -> InferRequest:
     inputs = {spec.name: spec for spec in specs or SPECS}
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     signature = ModelSignature("m", 3, max_batch_size, inputs, {})
-    return decode_generate(body, signature, lambda response: None, **options)[0]
+    return decoded(body, signature, **options)[0]
 
 
 def refusal(document: Any, *specs: TensorSpec, **options: Any) -> tuple[Code, str]:
@@ -208,7 +218,7 @@ BY_ROW = ModelSignature(
 
 def by_row(document: Any, **options: Any) -> tuple[dict[str, tuple[tuple[int, ...], Any]], Layout]:
     """The shapes and the elements of the inputs."""
-    request, layout = decode_generate(json.dumps(document).encode(), BY_ROW, lambda response: None, **options)
+    request, layout = decoded(json.dumps(document).encode(), BY_ROW, **options)
     strings = {name: split_bytes(tensor.data) for name, tensor in request.inputs.items() if name != "top_k"}
     return {
         name: (tensor.shape, strings.get(name, bytes(tensor.data))) for name, tensor in request.inputs.items()
@@ -302,9 +312,9 @@ def test_conversation_as_json_is_told_where_to_go(value: Any) -> None:
     with pytest.raises(
         ConchError, match=r"input 'messages' must be a string that contains JSON; .* /v1/chat/completions"
     ) as refused:
-        decode_generate(json.dumps({"messages": value}).encode(), signature, lambda response: None)
+        decoded(json.dumps({"messages": value}).encode(), signature)
     assert refused.value.code is Code.INVALID_ARG
-    taken = decode_generate(b'{"messages": "[]"}', signature, lambda response: None)[0]
+    taken = decoded(b'{"messages": "[]"}', signature)[0]
     assert taken.inputs["messages"].shape == (1,)
 
 

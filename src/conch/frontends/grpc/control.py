@@ -25,7 +25,6 @@ from conch.http2 import Http2Stream
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded
 from conch.wire.grpc import control
-from conch.wire.grpc import control as trace_setting
 
 #: Converts a request message to a response message, or an awaitable of it; its errors end the call.
 Respond = Callable[[Any], Message | Awaitable[Message]]
@@ -53,12 +52,12 @@ class ControlMethods:
         return pb.ServerMetadataResponse(**{name: metadata[name] for name in ("name", "version", "extensions")})
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> Any:
-        return control.model_metadata(self._server.model_metadata(request.name, control.read_version(request.version)))
+        metadata = self._server.model_metadata(request.name, control.read_version(request.version))
+        return pb.ModelMetadataResponse(**metadata)
 
     def model_config(self, request: pb.ModelConfigRequest) -> Any:
-        return control.model_config(
-            self._server.model(request.name, control.read_version(request.version)).shown_config
-        )
+        model = self._server.model(request.name, control.read_version(request.version))
+        return pb.ModelConfigResponse(config=model.shown_config)
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest) -> Any:
         models = self._server.counters(request.name, control.read_version(request.version))
@@ -67,7 +66,7 @@ class ControlMethods:
 
     async def repository_index(self, request: pb.RepositoryIndexRequest) -> Any:
         control.check_repository_name(request.repository_name)
-        return control.index(await self._lister.one(self._server.public_index(request.ready)))
+        return pb.RepositoryIndexResponse(models=await self._lister.one(self._server.public_index(request.ready)))
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> Any:
         parameters = control.read_load(request)
@@ -96,10 +95,10 @@ class ControlMethods:
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> Any:
         self._server.check_traced(request.model_name)
-        changes = trace_setting.read_trace_setting(request)
+        changes = control.read_trace_setting(request)
         if changes:
             self._server.tracing.update(request.model_name, changes)
-        return trace_setting.trace_setting(self._server.tracing.shown(request.model_name))
+        return control.trace_setting(self._server.tracing.shown(request.model_name))
 
     def health_check(self, request: health_pb2.HealthCheckRequest) -> Any:
         serving = health_pb2.HealthCheckResponse.ServingStatus

@@ -29,7 +29,7 @@ from conch.server.core import InferenceServer
 from conch.server.execution.caching import MOST_MESSAGE_BYTES
 from conch.server.model import Model
 from conch.wire import compression
-from conch.wire.json.generate import Layout
+from conch.wire.json.generate import Layout, decode_generate
 from conch.wire.json.infer import JsonOutputPlan, parse_header_length
 from conch.wire.regions import NO_REGIONS, Regions
 
@@ -136,7 +136,7 @@ class Inference:
         """Decode a request; ``texts`` allows several texts, which become a request each."""
         compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
         body, exchange.body = exchange.body, b""
-        decoding = self._offloader.run(len(body), work.generate, model.signature, body, texts, self._limit)
+        decoding = self._offloader.run(len(body), decode_generate, model.signature, body, texts, self._limit)
         start_work(
             exchange,
             self._generate(exchange, model, single, decoding),

@@ -19,7 +19,7 @@ from conch.server.model import Model
 from conch.server.response_store import ResponseStore
 from conch.wire.openai.reading import ApiError
 from conch.wire.openai.response import ResponsePlan
-from conch.wire.openai.responses.items import split_entry
+from conch.wire.openai.responses.items import list_items, split_entry
 from conch.wire.openai.responses.response import ResponsesResponse
 
 
@@ -119,7 +119,7 @@ class Responses:
 
     async def _input_items(self, exchange: HttpExchange, id: str) -> None:
         entry = await self._stored(exchange, id)
-        exchange.respond(200, [JSON], await self._offloader.run(len(entry), work.input_items, entry, exchange.query))
+        exchange.respond(200, [JSON], await self._offloader.run(len(entry), list_items, entry, exchange.query))
 
 
 def _key(owner: str, id: str) -> str:

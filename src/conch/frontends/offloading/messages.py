@@ -23,10 +23,10 @@ from typing import Any, Final
 from conch.core.errors import Code, ConchError, clipped, unavailable
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec, ignore
 from conch.core.tensors import Buffer, WireTensor
+from conch.wire.control import LoadParameters
 from conch.wire.endpoints import FORMS
 from conch.wire.json.generate import Layout
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput
-from conch.wire.loads import LoadParameters
 from conch.wire.openai.chat import ChatPlan
 from conch.wire.openai.completions import CompletionPlan
 from conch.wire.openai.reading import ApiError

@@ -24,7 +24,7 @@ from conch.frontends.offloading.messages import Header, Packing, SharedMessage, 
 from conch.wire import compression
 from conch.wire.endpoints import ENDPOINTS, GenerationRequest
 from conch.wire.json.control import read_load
-from conch.wire.json.generate import Layout, decode_document, decode_texts, encode_generate, encode_texts, read_document
+from conch.wire.json.generate import decode_generate, encode_generate, encode_texts
 from conch.wire.json.infer import JsonOutputPlan, decode_infer, decode_split, parse_header_length
 from conch.wire.json.infer import encode_infer as encode_parts
 from conch.wire.multipart import read_form
@@ -78,21 +78,6 @@ def infer(
         length = parse_header_length(header_length, len(data))
         request, plan = decode_infer(data, length, signature, ignore, max_input_size=limit, regions=regions)
     return [request], plan
-
-
-def generate(
-    signature: ModelSignature, body: Buffer, texts: bool, limit: int
-) -> tuple[list[InferRequest], Layout | None]:
-    """Decode ``generate``: one request and the layout of its responses.
-
-    If ``texts`` allows several texts and the body has a list of them, return a request for each, and None.
-    """
-    document = read_document(body, signature, limit)
-    requests = decode_texts(document, signature, lambda index: ignore, limit) if texts else None
-    if requests is not None:
-        return requests, None
-    request, layout = decode_document(document, signature, ignore, max_input_size=limit)
-    return [request], layout
 
 
 def openai(
@@ -249,11 +234,6 @@ def encode_infer(
     return len(document) if blobs else 0, parts
 
 
-def input_items(entry: Buffer, query: str) -> bytes:
-    """Return a list of input items of a stored response; ``query`` is that of the request."""
-    return list_items(entry, query)
-
-
 def retrieval_body(plan: RetrievalPlan, model: str, parts: list[Sequence[WireTensor]]) -> Buffer:
     """Return the body of a response to a request for retrieval, from the outputs of each request to the model."""
     return plan.body(model, Results(plan, parts))
@@ -270,8 +250,8 @@ def transcription_body(plan: TranscriptionPlan, parts: list[Sequence[WireTensor]
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     function.__name__: function
     for function in (
-        infer, generate, openai, responses, retrieval, read_load, grpc_infer, strings, encode_infer, encode_generate,
-        encode_texts, input_items, retrieval_body, transcription, transcription_body,
+        infer, decode_generate, openai, responses, retrieval, read_load, grpc_infer, strings, encode_infer,
+        encode_generate, encode_texts, list_items, retrieval_body, transcription, transcription_body,
     )
 }  # fmt: skip
 

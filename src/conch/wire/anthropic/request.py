@@ -11,8 +11,8 @@ from typing import Any, Final
 from conch.core.sampling.values import INT32
 from conch.wire.anthropic.message import CountForm, MessageForm
 from conch.wire.openai.chat import TEMPLATE_VALUES, ChatRequest
+from conch.wire.openai.conversation import read_translated
 from conch.wire.openai.reading import ApiError, Fields, one_of, wrong
-from conch.wire.openai.translation import read_translated
 
 #: The members of the chat, and the members of the request that they come from: what an error names.
 _NAMES: Final = {

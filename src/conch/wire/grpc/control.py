@@ -7,17 +7,24 @@ server's documents, which have the form of HTTP responses. Does no I/O.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2
 
-from conch.config.schema import ModelConfig
 from conch.core.errors import invalid, unsupported
 from conch.machine.logs import FORMATS, LogSettings
-from conch.wire.loads import ADAPTER_PARAMETERS, LoadParameters, check_adapter
-from conch.wire.trace_values import NUMBERS, field, read_levels, read_number, refuse_file
+from conch.wire.control import (
+    ADAPTER_PARAMETERS,
+    NUMBERS,
+    LoadParameters,
+    check_adapter,
+    read_levels,
+    read_number,
+    refuse_file,
+    trace_field,
+)
 
 
 def read_trace_setting(request: service_pb2.TraceSettingRequest) -> dict[str, Any]:
@@ -33,7 +40,7 @@ def read_trace_setting(request: service_pb2.TraceSettingRequest) -> dict[str, An
             values = settings[setting]
             if len(values) > 1:
                 raise invalid(f"expect only 1 value for '{setting}'")
-            changes[field(setting)] = read_number(setting, values[0]) if values else None
+            changes[trace_field(setting)] = read_number(setting, values[0]) if values else None
     return changes
 
 
@@ -67,14 +74,6 @@ def read_version(text: str) -> int:
     return version
 
 
-def model_metadata(metadata: Mapping[str, Any]) -> service_pb2.ModelMetadataResponse:
-    return service_pb2.ModelMetadataResponse(**metadata)
-
-
-def model_config(config: ModelConfig) -> service_pb2.ModelConfigResponse:
-    return service_pb2.ModelConfigResponse(config=config)
-
-
 #: The fields of the gRPC message; the server's entries also have generation fields, which only JSON shows.
 _STATISTICS: Final = frozenset(service_pb2.ModelStatistics.DESCRIPTOR.fields_by_name)
 
@@ -83,10 +82,6 @@ def model_statistics(entry: Mapping[str, Any]) -> service_pb2.ModelStatistics:
     shared = {name: value for name, value in entry.items() if name in _STATISTICS}
     # Constructors of protobuf 5 do not accept mappings as the values of a map.
     return json_format.ParseDict(shared, service_pb2.ModelStatistics())
-
-
-def index(entries: Iterable[Mapping[str, Any]]) -> service_pb2.RepositoryIndexResponse:
-    return service_pb2.RepositoryIndexResponse(models=entries)
 
 
 def read_load(request: service_pb2.RepositoryModelLoadRequest) -> LoadParameters:

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from conch.core.errors import Code, ConchError, internal, invalid
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ParameterValue
-from conch.core.tensors import ELEMENT_SIZE, Buffer, WireTensor
+from conch.core.tensors import ELEMENT_SIZE, Buffer, WireTensor, plain
 from conch.wire.grpc.fields import varint
 from conch.wire.grpc.infer import EMPTY_FINAL, FINAL_RESPONSE, read_contents, response_parameter
 
@@ -77,16 +77,11 @@ def encode_request(request: InferRequest, model: str, version: int, *, streamed:
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         parts += (_RAW_INPUT, varint(len(tensor.data)), tensor.data)
     # Repeated fields may follow all others, so the tensors are copied only once, into the result.
-    return b"".join([message.SerializeToString(), *(_plain(part) for part in parts)])
+    return b"".join([message.SerializeToString(), *(plain(part) for part in parts)])
 
 
 #: The tag of ``raw_input_contents``, a field of bytes.
 _RAW_INPUT: Final = bytes([service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | 2])
-
-
-def _plain(part: Buffer) -> Buffer:
-    """Return the bytes of a part; shared memory is read at this point."""
-    return part if isinstance(part, bytes | bytearray | memoryview) else bytes(part)
 
 
 def decode_response(message: service_pb2.ModelInferResponse) -> InferResponse:

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 from conch.core.errors import internal, invalid, unavailable, unsupported
 from conch.core.tensors import Buffer
 from conch.machine.logs import FORMATS
-from conch.wire import trace_values
+from conch.wire import control
+from conch.wire.control import ADAPTER_PARAMETERS, LoadParameters, check_adapter
 from conch.wire.json import text
-from conch.wire.loads import ADAPTER_PARAMETERS, LoadParameters, check_adapter
 
 _FILE: Final = "file:"
 #: The size of ``cudaIpcMemHandle_t`` (bytes).
@@ -155,17 +155,15 @@ def read_trace_setting(body: Buffer) -> dict[str, Any]:
         return {}
     changes: dict[str, Any] = {}
     if document.get("trace_file") is not None:
-        trace_values.refuse_file()
+        control.refuse_file()
     if "trace_level" in document:
         levels = document["trace_level"]
-        changes["level"] = (
-            None if levels is None else trace_values.read_levels(map(text.as_string, text.as_array(levels)))
-        )
-    for setting in trace_values.NUMBERS:
+        changes["level"] = None if levels is None else control.read_levels(map(text.as_string, text.as_array(levels)))
+    for setting in control.NUMBERS:
         if setting in document:
             value = document[setting]
-            changes[trace_values.field(setting)] = (
-                None if value is None else trace_values.read_number(setting, text.as_string(value))
+            changes[control.trace_field(setting)] = (
+                None if value is None else control.read_number(setting, text.as_string(value))
             )
     return changes
 

@@ -11,18 +11,18 @@ element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from math import prod
 from typing import Any, Final
 
 from conch.config.signature import no_such_input
 from conch.core.errors import ConchError, invalid
-from conch.core.inference import InferRequest, InferResponse, ModelSignature, ParameterValue, TensorSpec
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, ParameterValue, TensorSpec, ignore
 from conch.core.tensors import Buffer, WireTensor
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
-from conch.wire.json.infer import MAX_INPUT_SIZE, as_parameter, check_json_size
+from conch.wire.json.infer import as_parameter, check_json_size
 
 #: Maximum number of texts in a body.
 MOST_TEXTS: Final = 256
@@ -31,15 +31,12 @@ MOST_MEMBERS: Final = 1000
 
 
 def decode_texts(
-    document: Mapping[str, Any],
-    signature: ModelSignature,
-    on_response: Callable[[int], Callable[[InferResponse], None]],
-    max_input_size: int,
+    document: Mapping[str, Any], signature: ModelSignature, max_input_size: int
 ) -> list[InferRequest] | None:
     """Return a request for each text; None if no input of one element is given as a list.
 
-    ``on_response`` returns the response callback of a text by its number. Raises the errors of ``split_texts`` and
-    ``decode_document``, and INVALID_ARG for more than ``max_input_size`` bytes in total.
+    Raises the errors of ``split_texts`` and ``decode_document``, and INVALID_ARG for more than ``max_input_size`` bytes
+    in total.
     """
     documents = split_texts(document, signature)
     if documents is None:
@@ -47,7 +44,7 @@ def decode_texts(
     requests: list[InferRequest] = []
     size = 0
     for index, single in enumerate(documents):
-        request, _ = decode_document(single, signature, on_response(index), max_input_size=max_input_size)
+        request, _ = decode_document(single, signature, max_input_size)
         requests.append(request)
         size += sum(len(tensor.data) for tensor in request.inputs.values())
         if size > max_input_size:
@@ -87,15 +84,17 @@ def encode_texts(requests: Sequence[InferRequest], responses: Sequence[InferResp
 
     Raises INVALID_ARG for outputs that JSON cannot carry.
     """
-    request = requests[0]
-    document: dict[str, Any] = {"model_name": request.model_name, "model_version": str(request.model_version)}
-    if request.id:
-        document["id"] = request.id
     lists: dict[str, list[Any]] = {}
     for index, response in enumerate(responses):
         for name, value in _values(response).items():
             lists.setdefault(name, [None] * len(responses))[index] = value
-    return text.dumps({**document, **lists}, sort=True)
+    return text.dumps({**_head(requests[0]), **lists}, sort=True)
+
+
+def _head(request: InferRequest) -> dict[str, Any]:
+    """Return the members of a response that are not the model's."""
+    head = {"model_name": request.model_name, "model_version": str(request.model_version)}
+    return {**head, "id": request.id} if request.id else head
 
 
 def _values(response: InferResponse) -> dict[str, Any]:
@@ -125,18 +124,19 @@ class Layout(Enum):
 
 
 def decode_generate(
-    body: Buffer,
-    signature: ModelSignature,
-    on_response: Callable[[InferResponse], None],
-    *,
-    max_input_size: int = MAX_INPUT_SIZE,
-) -> tuple[InferRequest, Layout]:
-    """Decode a request, not yet checked against the model, and the layout of its responses.
+    signature: ModelSignature, body: Buffer, texts: bool, max_input_size: int
+) -> tuple[list[InferRequest], Layout | None]:
+    """Decode a body: one request, not yet checked against the model, and the layout of its responses.
 
-    Raises :class:`ConchError` with Triton's messages and codes for an invalid body.
+    If ``texts`` allows several texts and the body has a list of them, returns a request for each, and None. Raises
+    :class:`ConchError` with Triton's messages and codes for an invalid body.
     """
     document = read_document(body, signature, max_input_size)
-    return decode_document(document, signature, on_response, max_input_size=max_input_size)
+    requests = decode_texts(document, signature, max_input_size) if texts else None
+    if requests is not None:
+        return requests, None
+    request, layout = decode_document(document, signature, max_input_size)
+    return [request], layout
 
 
 def read_document(body: Buffer, signature: ModelSignature, max_input_size: int) -> dict[str, Any]:
@@ -157,14 +157,10 @@ def read_document(body: Buffer, signature: ModelSignature, max_input_size: int) 
 
 
 def decode_document(
-    document: Mapping[str, Any],
-    signature: ModelSignature,
-    on_response: Callable[[InferResponse], None],
-    *,
-    max_input_size: int = MAX_INPUT_SIZE,
+    document: Mapping[str, Any], signature: ModelSignature, max_input_size: int
 ) -> tuple[InferRequest, Layout]:
-    """Decode a request with these members, as ``decode_generate`` does from a body."""
-    request = InferRequest(signature.name, {}, on_response, model_version=signature.version)
+    """Decode one request with these members, and the layout of its responses."""
+    request = InferRequest(signature.name, {}, ignore, model_version=signature.version)
     if "id" in document:
         request.id = text.as_string(document["id"], "Unable to parse 'id'")
     reader = _Members(signature, request, max_input_size)
@@ -283,9 +279,7 @@ def encode_generate(request: InferRequest, response: InferResponse, layout: Layo
 
     Raises INVALID_ARG for outputs that JSON cannot carry.
     """
-    document: dict[str, Any] = {"model_name": request.model_name, "model_version": str(request.model_version)}
-    if request.id:
-        document["id"] = request.id
+    document = _head(request)
     for key, value in response.parameters.items():
         document[key] = text.numbers(value)
     for tensor in response.outputs:

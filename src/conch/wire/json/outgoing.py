@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from conch.core.errors import Code, ConchError, internal
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
-from conch.core.tensors import Buffer, WireTensor
+from conch.core.tensors import Buffer, WireTensor, plain
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
 
@@ -66,12 +66,7 @@ def encode_request(request: InferRequest) -> tuple[bytes, list[Buffer]]:
         parameters["binary_data_output"] = True
     if parameters:
         document["parameters"] = parameters
-    return text.dumps(document), [_plain(tensor.data) for tensor in tensors if len(tensor.data)]
-
-
-def _plain(data: Buffer) -> Buffer:
-    """Return the bytes of a tensor; shared memory is read at this point."""
-    return data if isinstance(data, bytes | bytearray | memoryview) else bytes(data)
+    return text.dumps(document), [plain(tensor.data) for tensor in tensors if len(tensor.data)]
 
 
 class ReceivedOutput(NamedTuple):

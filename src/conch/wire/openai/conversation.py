@@ -1,15 +1,45 @@
-"""The response to a chat in APIs whose responses consist of parts: texts, reasoning and tool calls in their order."""
+"""Chats in other APIs: reads requests that were translated to chats, and writes responses that consist of parts.
+
+The parts are texts, reasoning and tool calls in their order.
+"""
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
 
 import orjson
 
-from conch.wire.openai.chat import ChatPlan
+from conch.wire.openai.chat import ChatForm, ChatPlan, ChatRequest, read_chat
+from conch.wire.openai.reading import ApiError, Fields
 from conch.wire.openai.response import ChoiceDelta, GenerationResponse, Token
 from conch.wire.output.events import ArgumentsDelta, ReasoningDelta, TextDelta, ToolCallStart
+
+_QUOTED: Final = re.compile("'([^']+)'")
+
+
+def read_translated(chat: Mapping[str, Any], names: Mapping[str, str], form: ChatForm | None) -> ChatRequest:
+    """Read a chat whose response has another ``form``; errors name the members of the original request.
+
+    ``names`` has the original of each member, or of a part of its path, that an error may name. Raises ApiError.
+    """
+
+    def original(path: str) -> str:
+        for member, name in names.items():
+            path = path.replace(member, name)
+        return path
+
+    try:
+        request = read_chat(Fields({member: value for member, value in chat.items() if value is not None}))
+    except ApiError as error:
+        message = _QUOTED.sub(lambda quoted: f"'{original(quoted[1])}'", error.message)
+        param = error.param and original(error.param)
+        raise ApiError(message, param, code=error.code, reason=error.reason) from None
+    members = {"messages": "messages", **request.members}
+    return replace(request, members={name: original(member) for name, member in members.items()}, form=form)
 
 
 class ConversationResponse(GenerationResponse):

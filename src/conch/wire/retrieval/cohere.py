@@ -15,12 +15,12 @@ from conch.core.inference import ModelSignature
 from conch.core.text_parameters import MAX_PAIR_TOKENS
 from conch.wire.openai.media import IMAGE, image_file
 from conch.wire.openai.reading import ApiError, Fields, wrong
-from conch.wire.retrieval.images import read_content
 from conch.wire.retrieval.inputs import (
     TextOptions,
     checked_texts,
     counted,
     empty,
+    read_content,
     read_list,
     read_prompt,
     text_inputs,
@@ -71,17 +71,8 @@ def _vectors(vectors: Array, kind: str) -> Any:
     return quantized(vectors, kind, member="embedding_types")
 
 
-def read_embed(fields: Fields, signature: ModelSignature) -> DecodedRequest:
-    """Read a request to ``/v2/embed``."""
-    return _embed(fields, signature, "2")
-
-
-def read_embed_v1(fields: Fields, signature: ModelSignature) -> DecodedRequest:
-    """Read a request to ``/v1/embed``."""
-    return _embed(fields, signature, "1")
-
-
-def _embed(fields: Fields, signature: ModelSignature, version: str) -> DecodedRequest:
+def read_embed(fields: Fields, signature: ModelSignature, *, version: str) -> DecodedRequest:
+    """Read a request to ``/v1/embed`` or ``/v2/embed``; ``version`` is 1 or 2."""
     texts = _texts(fields)
     types = fields.strings("embedding_types")
     for kind in types or ():
@@ -160,17 +151,11 @@ def best(scores: Array) -> list[int]:
     return [int(index) for index in np.argsort(-scores, kind="stable")]
 
 
-def read_rerank(fields: Fields, signature: ModelSignature) -> DecodedRequest:
-    """Read a request to ``/rerank`` or ``/v1/rerank``, which returns the documents unless told not to, as Jina does."""
-    return _rerank(fields, signature, shows=True)
+def read_rerank(fields: Fields, signature: ModelSignature, *, shows: bool) -> DecodedRequest:
+    """Read a request to rank documents.
 
-
-def read_rerank_v2(fields: Fields, signature: ModelSignature) -> DecodedRequest:
-    """Read a request to ``/v2/rerank``, which returns the documents only on request, as Cohere does."""
-    return _rerank(fields, signature, shows=False)
-
-
-def _rerank(fields: Fields, signature: ModelSignature, *, shows: bool) -> DecodedRequest:
+    ``shows``: the response has the documents unless the request says otherwise, as Jina's has; Cohere's has not.
+    """
     query = fields.required_text("query")
     documents = [_document(item, index) for index, item in enumerate(read_list(fields, "documents"))]
     checked_texts(documents, "documents")

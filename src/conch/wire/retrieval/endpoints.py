@@ -6,6 +6,7 @@ A path may be that of several APIs, which the body tells apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from conch.core.inference import ModelSignature
@@ -40,11 +41,13 @@ class RetrievalEndpoint(NamedTuple):
 
 ENDPOINTS: Final[Mapping[str, RetrievalEndpoint]] = {
     "embeddings": RetrievalEndpoint(OPENAI, (Kind.DENSE,), openai.read_embeddings, needs_model=True),
-    "cohere_embed": RetrievalEndpoint(COHERE, (Kind.DENSE,), cohere.read_embed),
-    "cohere_embed_v1": RetrievalEndpoint(COHERE, (Kind.DENSE,), cohere.read_embed_v1),
-    "cohere_rerank": RetrievalEndpoint(COHERE, (Kind.RANKER,), cohere.read_rerank, other_kinds=(Kind.MULTI_VECTOR,)),
+    "cohere_embed": RetrievalEndpoint(COHERE, (Kind.DENSE,), partial(cohere.read_embed, version="2")),
+    "cohere_embed_v1": RetrievalEndpoint(COHERE, (Kind.DENSE,), partial(cohere.read_embed, version="1")),
+    "cohere_rerank": RetrievalEndpoint(
+        COHERE, (Kind.RANKER,), partial(cohere.read_rerank, shows=True), other_kinds=(Kind.MULTI_VECTOR,)
+    ),
     "cohere_rerank_v2": RetrievalEndpoint(
-        COHERE, (Kind.RANKER,), cohere.read_rerank_v2, other_kinds=(Kind.MULTI_VECTOR,)
+        COHERE, (Kind.RANKER,), partial(cohere.read_rerank, shows=False), other_kinds=(Kind.MULTI_VECTOR,)
     ),
     "vllm_score": RetrievalEndpoint(
         OPENAI, (Kind.RANKER, Kind.DENSE), vllm.read_score, other_kinds=(Kind.MULTI_VECTOR,)

@@ -17,7 +17,6 @@ from conch.wire.openai.inputs import text_tensor
 from conch.wire.openai.media import IMAGE, image_file
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import ApiError, Fields, wrong
-from conch.wire.retrieval.images import read_messages
 from conch.wire.retrieval.models import COUNT, PAIR, TOKENS
 
 #: Maximum number of texts in a request.
@@ -82,10 +81,15 @@ def read_list(fields: Fields, member: str, maximum: int = MAX_TEXTS) -> list[Any
         raise wrong(path, value, "a string or an array")
     listed = [value] if type(value) is str else value
     if not listed:
-        raise ApiError(f"'{path}' must not be empty", path, reason=EMPTY)
+        raise empty(path)
+    check_count(listed, path, maximum)
+    return listed
+
+
+def check_count(listed: Sequence[Any], path: str, maximum: int = MAX_TEXTS) -> None:
+    """Raise ApiError for more than ``maximum`` elements."""
     if len(listed) > maximum:
         raise ApiError(f"'{path}' has {len(listed)} elements; at most {maximum} are allowed", path, reason=TOO_MANY)
-    return listed
 
 
 def checked_texts(values: Iterable[Any], path: str) -> list[str]:
@@ -129,8 +133,7 @@ def read_texts_or_tokens(fields: Fields, member: str) -> Texts:
     listed = read_list(fields, member, MAX_TOKEN)
     if type(listed[0]) is int:
         return [checked_tokens(listed, path)]
-    if len(listed) > MAX_TEXTS:
-        raise ApiError(f"'{path}' has {len(listed)} elements; at most {MAX_TEXTS} are allowed", path, reason=TOO_MANY)
+    check_count(listed, path)
     if type(listed[0]) is list:
         return [checked_tokens(tokens, f"{path}[{index}]") for index, tokens in enumerate(listed)]
     return checked_texts([text_or_image(item, f"{path}[{index}]") for index, item in enumerate(listed)], path)
@@ -144,6 +147,44 @@ def text_or_image(item: Any, path: str) -> Any:
         if IMAGE in item:
             return image_file(item[IMAGE], f"{path}.{IMAGE}", bare=True)
     return item
+
+
+def read_content(content: Any, path: str) -> str | bytes:
+    """Return the text or image of an input of Cohere, or of a message: a text, or parts with ``type``.
+
+    Parts with texts are joined to one text. Raises ApiError for several images, and for an image beside a text.
+    """
+    if type(content) is str:
+        return content
+    if type(content) is not list or not content:
+        raise wrong(path, content, "an array of parts")
+    parts = [_content_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
+    texts = [part for part in parts if type(part) is str]
+    if len(texts) == len(parts):
+        return "\n".join(texts)
+    if len(parts) > 1:
+        raise ApiError(f"'{path}' must be one text or one image: the model embeds them separately", path)
+    return parts[0]
+
+
+def read_messages(fields: Fields) -> list[str | bytes]:
+    """Take vLLM's ``messages``, one message with a text or an image."""
+    messages = fields.array("messages") or []
+    if len(messages) != 1 or type(messages[0]) is not dict:
+        raise ApiError("'messages' must have one message, with a text or an image", "messages")
+    return [read_content(messages[0].get("content"), "messages[0].content")]
+
+
+def _content_part(part: Any, path: str) -> str | bytes:
+    kind = part.get("type") if type(part) is dict else None
+    if kind == "text":
+        if type(part.get("text")) is not str:
+            raise wrong(f"{path}.text", part.get("text"), "a string")
+        return str(part["text"])
+    if kind != "image_url":
+        raise wrong(f"{path}.type", kind, "text or image_url")
+    url, named = part.get("image_url"), f"{path}.image_url"
+    return image_file(url.get("url"), f"{named}.url") if type(url) is dict else image_file(url, named)
 
 
 def checked_tokens(ids: Any, path: str) -> list[int]:

@@ -47,9 +47,7 @@ def usage(results: Results) -> dict[str, int]:
 def read_embeddings(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read the members of a request, except ``model``. Raises ApiError for invalid or unknown ones."""
     texts = read_input(fields)
-    form = fields.take("encoding_format")
-    if form not in (None, "float", "base64"):
-        raise wrong("encoding_format", form, "float or base64")
+    base64_form = read_base64(fields)
     dimensions = fields.integer("dimensions", 1, 2**31 - 1) or 0
     dtype, member, in_base64 = _dtype(fields)
     options = read_options(fields)
@@ -61,9 +59,17 @@ def read_embeddings(fields: Fields, signature: ModelSignature) -> DecodedRequest
     inputs, rows = text_inputs(signature, texts, options, output=output)
     plan = EmbeddingsPlan(
         rows=rows, outputs=counted(signature, output), parameters=options.parameters,
-        base64=form == "base64" or in_base64, dimensions=dimensions, dtype=dtype, member=member, normalize=normalize,
+        base64=base64_form or in_base64, dimensions=dimensions, dtype=dtype, member=member, normalize=normalize,
     )  # fmt: skip
     return DecodedRequest(plan, inputs)
+
+
+def read_base64(fields: Fields) -> bool:
+    """Take ``encoding_format``; return whether it is base64."""
+    form = fields.take("encoding_format")
+    if form not in (None, "float", "base64"):
+        raise wrong("encoding_format", form, "float or base64")
+    return bool(form == "base64")
 
 
 def read_options(fields: Fields) -> TextOptions:

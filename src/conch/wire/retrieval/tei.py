@@ -18,8 +18,8 @@ from conch.wire.retrieval.cohere import best
 from conch.wire.retrieval.inputs import (
     MAX_TEXTS,
     PROMPT_NAME,
-    TOO_MANY,
     TextOptions,
+    check_count,
     checked_texts,
     checked_tokens,
     empty,
@@ -353,8 +353,7 @@ def read_decode(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     if value is None:
         raise fields.missing("ids")
     listed = value if type(value) is list and value and type(value[0]) is list else [value]
-    if len(listed) > MAX_TEXTS:
-        raise ApiError(f"'ids' has {len(listed)} elements; at most {MAX_TEXTS} are allowed", "ids", reason=TOO_MANY)
+    check_count(listed, "ids")
     ids = [checked_tokens(tokens, "ids" if len(listed) == 1 else f"ids[{row}]") for row, tokens in enumerate(listed)]
     skip = fields.flag("skip_special_tokens", True)
     fields.finish()
@@ -371,7 +370,7 @@ _MODEL_TYPES: Final = {
 }
 
 
-def info_body(signature: ModelSignature, facts: Mapping[str, str], version: str = __version__) -> bytes:
+def info_body(signature: ModelSignature, facts: Mapping[str, str]) -> bytes:
     """Return the body of ``/info``; ``facts`` are the runtime facts of the model."""
     kind = next((kind for kind in kinds(signature) if kind in _MODEL_TYPES), None)
     limits = {
@@ -390,7 +389,7 @@ def info_body(signature: ModelSignature, facts: Mapping[str, str], version: str 
             "max_client_batch_size": MAX_TEXTS,
             "auto_truncate": facts.get(TRUNCATION) != REFUSE,
             "tokenization_workers": 1,
-            "version": version,
+            "version": __version__,
             "sha": None,
             "docker_label": None,
         }

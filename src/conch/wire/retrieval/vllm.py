@@ -42,7 +42,7 @@ from conch.wire.retrieval.models import (
     vector_output,
     vectors_outputs,
 )
-from conch.wire.retrieval.openai import check_dimensions, read_options, truncated, usage
+from conch.wire.retrieval.openai import check_dimensions, read_base64, read_options, truncated, usage
 from conch.wire.retrieval.pairs import multi_vectors, pair_inputs, pair_scores
 from conch.wire.retrieval.plans import Array, DecodedRequest, Results, RetrievalPlan, document, new_id
 from conch.wire.retrieval.vectors import base64, shortened
@@ -210,9 +210,7 @@ def read_pooling(fields: Fields, signature: ModelSignature) -> DecodedRequest:
         task = next(iter(tasks))
     elif task not in tasks:
         raise wrong("task", task, f"one of {', '.join(tasks)}")
-    form = fields.take("encoding_format")
-    if form not in (None, "float", "base64"):
-        raise wrong("encoding_format", form, "float or base64")
+    in_base64 = read_base64(fields)
     dimensions = fields.integer("dimensions", 1, 2**31 - 1) or 0
     options = read_options(fields)
     fields.ignore(*IGNORED)
@@ -226,7 +224,7 @@ def read_pooling(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     if task == "classify":
         _add_all_classes(signature, inputs, rows)
     plan = PoolingPlan(
-        rows=rows, outputs=counted(signature, *outputs), parameters=options.parameters, base64=form == "base64",
+        rows=rows, outputs=counted(signature, *outputs), parameters=options.parameters, base64=in_base64,
         dimensions=dimensions,
     )  # fmt: skip
     return DecodedRequest(plan, inputs)

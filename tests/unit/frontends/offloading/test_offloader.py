@@ -26,11 +26,11 @@ from conch.frontends.offloading import work
 from conch.frontends.offloading.messages import resolve_spans
 from conch.frontends.offloading.offloader import LARGE_BYTES, OffloadedCall, Offloader, OffloadingProcess
 from conch.machine.memory import children_of
+from conch.wire.control import LoadParameters
 from conch.wire.endpoints import ENDPOINTS
 from conch.wire.json.control import read_load
-from conch.wire.json.generate import Layout, encode_generate
+from conch.wire.json.generate import Layout, decode_generate, encode_generate
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, decode_infer, encode_infer
-from conch.wire.loads import LoadParameters
 from conch.wire.openai.reading import ApiError, Fields
 from conch.wire.regions import NO_REGIONS, Regions
 
@@ -230,11 +230,11 @@ async def test_a_message_does_not_repeat_all_that_the_client_sent(offloader: Off
 
 async def test_texts_of_generate_become_requests(offloader: Offloader) -> None:
     body = json.dumps({"text_input": ["a", "b"], "messages": "c"}).encode()
-    several, layout = await offloader.run(LARGE_BYTES + 1, work.generate, LANGUAGE, body, True, LIMIT)
+    several, layout = await offloader.run(LARGE_BYTES + 1, decode_generate, LANGUAGE, body, True, LIMIT)
     assert layout is None
     assert [bytes(one.inputs["text_input"].data)[4:] for one in several] == [b"a", b"b"]
     body = b'{"text_input": "a", "top_k": 1}'
-    [single], layout = await offloader.run(LARGE_BYTES + 1, work.generate, LANGUAGE, body, True, LIMIT)
+    [single], layout = await offloader.run(LARGE_BYTES + 1, decode_generate, LANGUAGE, body, True, LIMIT)
     assert layout is Layout.FLAT and single.parameters == {"top_k": 1}
 
 

@@ -7,8 +7,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from conch.core.errors import Code, ConchError
 from conch.machine.logs import LogSettings
+from conch.wire.control import LoadParameters
 from conch.wire.grpc import control
-from conch.wire.loads import LoadParameters
 
 
 def refusal(function, *arguments) -> tuple[Code, str]:

@@ -9,11 +9,11 @@ import orjson
 
 from conch.core.errors import clipped
 from conch.wire.openai.chat import TEMPLATE_VALUES, ChatRequest
+from conch.wire.openai.conversation import read_translated
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.responses.items import Item, chat_messages
 from conch.wire.openai.responses.response import ResponsesForm
 from conch.wire.openai.sampling import EXTENSIONS
-from conch.wire.openai.translation import read_translated
 
 #: The members of the chat, and the members of the request that they come from: what an error names.
 _NAMES: Final = {

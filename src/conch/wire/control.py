@@ -1,12 +1,40 @@
-"""Parses the trace settings common to HTTP and gRPC; raises INVALID_ARG with Triton's messages."""
+"""Control messages in both protocols: the parameters of a load over the repository API, and trace settings."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from conch.core.errors import invalid, unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class LoadParameters:
+    """The parameters of a load: a configuration (JSON) and files by relative path, in place of the repository's.
+
+    With ``lora_name``, the load is that of a LoRA adapter of the model, at ``lora_path``.
+    """
+
+    config: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    lora_name: str = ""
+    lora_path: str = ""
+
+
+#: The parameters of a load of a LoRA adapter.
+ADAPTER_PARAMETERS: Final = ("lora_name", "lora_path")
+
+
+def check_adapter(parameters: Mapping[str, str], *, alone: bool) -> None:
+    """Raise INVALID_ARG for parameters of a load that has only some of an adapter, or is not ``alone`` its own."""
+    if parameters and not (alone and all(parameters.get(name) for name in ADAPTER_PARAMETERS)):
+        raise invalid("the load of a LoRA adapter has the parameters 'lora_name' and 'lora_path', and no others")
+
+
+# Trace settings; the functions raise INVALID_ARG with Triton's messages.
+
 
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
 #: The numeric settings in the order in which they are read, and the maximum of each.
@@ -43,6 +71,6 @@ def refuse_file() -> Any:
     raise unsupported("trace file location can not be updated through network protocol")
 
 
-def field(setting: str) -> str:
+def trace_field(setting: str) -> str:
     """Return the setting's field name in :class:`conch.telemetry.tracing.values.OwnValues`."""
     return setting.removeprefix("trace_")
