@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conch.checkpoints.gguf import read_gguf
+
 VOCABULARY = 40
 CONTEXT = 512
 SEQUENCES = 64
@@ -163,12 +165,19 @@ def llama_free(context: Context) -> None:
 
 
 def llama_adapter_lora_init(model: Model, path: bytes) -> Any:
-    text = Path(path.decode()).read_text()
+    content = Path(path.decode()).read_bytes()
+    # The number of an adapter that conch wrote is that of its tensors.
+    text = str(len(read_gguf(Path(path.decode())).tensors)) if content.startswith(b"GGUF") else content.decode()
     if not text.isdigit():
         _log[0](4, b"llama_adapter_lora_init_impl: lora tensor 'a' has unexpected suffix\n", None)
         return llama_adapter_lora_p_ctypes()
-    _adapters[len(_adapters) + 1] = int(text)
-    return ctypes.cast(len(_adapters), llama_adapter_lora_p_ctypes)
+    number = max(_adapters, default=0) + 1
+    _adapters[number] = int(text)
+    return ctypes.cast(number, llama_adapter_lora_p_ctypes)
+
+
+def llama_adapter_lora_free(adapter: Any) -> None:
+    del _adapters[_address(adapter)]
 
 
 def llama_set_adapters_lora(context: Context, adapters: Any, count: int, scales: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ if find_spec("llama_cpp") is None:
 
 import gguf
 import numpy as np
+import torch
+from safetensors.torch import save_file
 
+from conch.backends.generation.lora import LoraWeights
 from conch.core.errors import Code, ConchError
 from tests.llamacpp.models import NO_VOCABULARY, Alone, demo, opened, request, write
 from tests.unit.backends.engines.driving import finished_by_id, tokens
@@ -82,6 +86,47 @@ def test_adapter_gives_the_tokens_of_the_merged_weights_beside_the_model_itself(
             done = finished_by_id(engine, *requests)
             assert tokens(done[0]) == wanted
             assert tokens(done[1]) == plain
+
+
+def write_peft(folder: Path, network: Any) -> Path:
+    """Write an adapter of PEFT for ``network``, and add it to its weights."""
+    folder.mkdir()
+    torch.manual_seed(7)
+    tensors = {}
+    for name, parameter in network.named_parameters():
+        layer, _, _ = name.rpartition(".")
+        if layer.endswith(("q_proj", "k_proj", "v_proj", "o_proj", "up_proj")) and name.endswith("weight"):
+            rows, columns = parameter.shape
+            first, second = torch.randn(RANK, columns) * 0.5, torch.randn(rows, RANK) * 0.5
+            tensors |= {
+                f"base_model.model.{layer}.lora_A.weight": first,
+                f"base_model.model.{layer}.lora_B.weight": second,
+            }
+            parameter.data += ALPHA / RANK * second @ first
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2"])
+def test_adapter_of_peft_gives_the_tokens_of_the_merged_weights_also_at_run_time(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "base.gguf", name)
+    network = gguf_models.model(name)
+    adapter = write_peft(tmp_path / "red", network)
+    merged = gguf_models.write(tmp_path / "merged.gguf", name, network, metadata=NO_VOCABULARY)
+    wanted, plain = Alone(merged).greedy(PROMPT, 12), Alone(path).greedy(PROMPT, 12)
+    assert wanted != plain
+    with opened(path, adapters={"red": adapter}, adapter_folders=[tmp_path]) as engine:
+        for key in ("red", "blue", "blue"):
+            if key == "blue":
+                engine.attach_adapter(key, LoraWeights.read(adapter))
+            requests = [request(0, PROMPT, max_tokens=12, lora_name=key), request(1, PROMPT, max_tokens=12)]
+            done = finished_by_id(engine, *requests)
+            assert tokens(done[0]) == wanted
+            assert tokens(done[1]) == plain
+            if key == "blue":
+                engine.detach_adapter(key)
 
 
 def test_adapters_of_other_models_are_refused_with_the_reason(tmp_path: Path) -> None:

@@ -501,14 +501,25 @@ _TENSORS: Final = re.compile(
 _NO_WEIGHTS: Final = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
 
 
+#: The architectures for which the engine ``llamacpp`` converts adapters of PEFT. True: the rows of their queries and
+#: keys are in an order of their own, because numbers next to each other are rotated together.
+ADAPTED: Final[Mapping[str, bool]] = {
+    **dict.fromkeys(("llama", "granite", "smollm3"), True),
+    **dict.fromkeys(("qwen2", "qwen3", "phi3", "olmo2", "gemma", "gemma2", "gemma3"), False),
+}
+
+
 def llamacpp_problem(file: GgufFile, adapters: Iterable[str | Path]) -> str:
     """Return why engine ``llamacpp`` cannot serve a file with these LoRA adapters; empty if no reason is known.
 
     llama.cpp itself refuses more files: its architectures change with every version.
     """
     for adapter in map(Path, adapters):
-        if adapter.suffix != ".gguf":
-            return f"LoRA adapter {adapter} is not a GGUF file: convert it with llama.cpp's convert_lora_to_gguf.py"
+        if adapter.suffix != ".gguf" and (name := file.text("general.architecture")) not in ADAPTED:
+            return (
+                f"LoRA adapter {adapter} is not a GGUF file, and those of PEFT are not converted for the architecture "
+                f"'{name}': convert it with llama.cpp's convert_lora_to_gguf.py"
+            )
     for tensor in file.tensors.values():
         kind = type_name(tensor.type)
         if len(tensor.shape) > 1 and tensor.name.endswith(".weight") and kind in _NO_WEIGHTS:

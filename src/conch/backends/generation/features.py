@@ -20,7 +20,7 @@ ENGINE_FEATURES: Final[Mapping[str, frozenset[Feature]]] = {
 #: The engines with features that models need when they load.
 SPECULATIVE_ENGINES: Final = ("llamacpp", "openvino", "vllm")
 INVARIANT_ENGINES: Final = ("llamacpp", "openvino")
-RUN_TIME_ADAPTER_ENGINES: Final = ("openvino", "transformers")
+RUN_TIME_ADAPTER_ENGINES: Final = ("llamacpp", "openvino", "transformers")
 
 
 def engines_with(feature: Feature) -> list[str]:

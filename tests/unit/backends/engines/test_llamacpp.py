@@ -16,15 +16,18 @@ import pytest
 from conch.backends.batching.decoder import Chunk
 from conch.backends.engines.llamacpp.decoder import LlamaDecoder
 from conch.backends.engines.llamacpp.library import library
+from conch.backends.engines.llamacpp.lora import gguf_adapter
 from conch.backends.generation.engine import EngineRequest, EngineSpec
 from conch.backends.generation.generation_backend import open_engine
-from conch.checkpoints.gguf import GgufFile, TensorInfo
+from conch.backends.generation.lora import LoraWeights
+from conch.checkpoints.gguf import GgufFile, TensorInfo, read_gguf
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import SamplingParams
 from tests.fakes import llama_cpp
 from tests.unit.backends.engines.driving import finished_by_id, tokens
 
 CONFIG = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+METADATA = {"general.architecture": "llama", "llama.attention.head_count": 4}
 F32, I32 = 0, 26
 
 
@@ -41,7 +44,7 @@ def spec(folder: Path, content: str = "sum", kind: int = F32, **fields: Any) -> 
     path = folder / "model.gguf"
     path.write_text(content)
     tensors = {"blk.0.attn_q.weight": TensorInfo("blk.0.attn_q.weight", (32, 32), kind, 0, 4096)}
-    gguf = GgufFile(path, 3, {}, tensors)
+    gguf = GgufFile(path, 3, METADATA, tensors)
     return EngineSpec(folder, CONFIG, (2,), **{"gguf": gguf, "threads": 3, "cache_tokens": 512, **fields})
 
 
@@ -162,11 +165,61 @@ def test_adapters_apply_to_a_run(tmp_path: Path) -> None:
     assert runs == [[6], [5], [15], [15]]
 
 
+def peft(layer: str = "model.layers.0.self_attn.q_proj", columns: int = 32) -> LoraWeights:
+    """An adapter whose matrix B has the number of the row in every place."""
+    up = np.repeat(np.arange(32, dtype=np.float32)[:, None], 2, axis=1)
+    return LoraWeights(
+        Path("/adapters/red/adapter_model.safetensors"), {layer: (np.ones((2, columns), np.float32), up)}
+    )
+
+
+def test_adapters_of_peft_come_and_go_between_runs(tmp_path: Path) -> None:
+    decoder = LlamaDecoder(spec(tmp_path))
+    for slot in range(2):
+        decoder.attach_adapter("red", peft())
+        assert best(decoder.run([Chunk(slot, 0, [5])], "red")) == [5 + 2]  # two matrices
+        decoder.detach_adapter("red")
+        assert best(decoder.run([Chunk(slot, 1, [5])])) == [10]
+
+
+def test_rows_of_queries_are_in_the_order_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "adapter.gguf"
+    gguf = spec(tmp_path).gguf
+    assert gguf is not None
+    path.write_bytes(gguf_adapter(peft(), gguf))
+    written = read_gguf(path)
+    assert (written.text("general.type"), written.text("adapter.type")) == ("adapter", "lora")
+    up = written.tensors["blk.0.attn_q.weight.lora_b"]
+    assert up.shape == (32, 2)
+    rows = np.fromfile(path, np.float32, 64, offset=up.offset).reshape(32, 2)[:, 0]
+    # Heads of 8 rows: those that are rotated together are 4 apart in a checkpoint.
+    assert rows[:8].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert rows[8:16].tolist() == [8, 12, 9, 13, 10, 14, 11, 15]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        (peft("model.embed_tokens"), "has weights 'model.embed_tokens.lora_A.weight' that cannot be added"),
+        (peft("model.layers.7.self_attn.q_proj"), "layers.7.self_attn.q_proj.lora_A.weight' that cannot be added"),
+        (peft(columns=8), "the matrices of 'model.layers.0.self_attn.q_proj' have another size"),
+    ],
+)
+def test_adapter_of_peft_that_does_not_fit_is_refused(tmp_path: Path, adapter: LoraWeights, message: str) -> None:
+    with pytest.raises(ConchError) as refused:
+        LlamaDecoder(spec(tmp_path)).attach_adapter("red", adapter)
+    assert refused.value.code is Code.INVALID_ARG
+    assert refused.value.message.startswith("LoRA adapter /adapters/red")
+    assert message in refused.value.message
+
+
 def test_an_adapter_that_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_text("broken")
-    assert refusal(tmp_path, adapters={"a": tmp_path / "none"}).message == (
+    unknown = GgufFile(tmp_path / "model.gguf", 3, {"general.architecture": "mamba"}, {})
+    assert refusal(tmp_path, adapters={"a": tmp_path / "none"}, gguf=unknown).message == (
         f"engine 'llamacpp' cannot serve {tmp_path / 'model.gguf'}: LoRA adapter {tmp_path / 'none'} is not a GGUF "
-        "file: convert it with llama.cpp's convert_lora_to_gguf.py"
+        "file, and those of PEFT are not converted for the architecture 'mamba': convert it with llama.cpp's "
+        "convert_lora_to_gguf.py"
     )
     assert refusal(tmp_path, adapters={"a": tmp_path / "broken.gguf"}).message == (
         f"LoRA adapter {tmp_path / 'broken.gguf'}: lora tensor 'a' has unexpected suffix"

@@ -119,7 +119,8 @@ def test_other_files_are_served_by_transformers_and_refused_by_openvino(
         (8, "llama", "", "llamacpp"),
         (13, "gemma2", "", "llamacpp"),
         (8, "llama", "red.gguf", "llamacpp"),
-        (8, "llama", "red", "transformers"),
+        (8, "llama", "red", "llamacpp"),
+        (8, "mamba", "red", "transformers"),
         (26, "llama", "", "transformers"),
     ],
 )
@@ -148,7 +149,8 @@ def test_folder_is_not_served_by_llamacpp(tmp_path: Path) -> None:
     [
         (8, "llama", [], "'llamacpp' or 'transformers'"),
         (8, "llama", ["a.gguf"], "'llamacpp'"),
-        (8, "llama", ["a"], "'transformers'"),
+        (8, "llama", ["a"], "'llamacpp' or 'transformers'"),
+        (8, "mamba", ["a"], "'transformers'"),
         (26, "llama", ["a.gguf"], "another engine"),
     ],
 )

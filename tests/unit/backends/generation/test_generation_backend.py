@@ -77,7 +77,10 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
         ({}, []),
         (
             {"lora_modules": {"pirate": "pirate"}},
-            ["engine 'transformers' serves it, since OpenVINO GenAI ignores LoRA adapters of a GGUF file"],
+            [
+                "engine 'transformers' serves it, since OpenVINO GenAI ignores LoRA adapters of a GGUF file; engine "
+                "'llamacpp' may compute its weights as they are"
+            ],
         ),
     ],
 )

@@ -13,6 +13,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
 import numpy as np
@@ -20,8 +21,10 @@ import numpy.typing as npt
 
 from conch.backends.batching.decoder import Chunk, Decoder, Logits
 from conch.backends.engines.llamacpp.library import CACHE_TYPES, Arguments, LlamaLibrary, library
+from conch.backends.engines.llamacpp.lora import gguf_adapter
 from conch.backends.generation.engine import EngineSpec, kv_token_bytes
-from conch.checkpoints.gguf import GgufFile, llamacpp_problem, type_name
+from conch.backends.generation.lora import LoraWeights
+from conch.checkpoints.gguf import ADAPTED, GgufFile, llamacpp_problem, type_name
 from conch.core.errors import internal, invalid, unsupported
 from conch.machine.memory import free_memory
 
@@ -42,13 +45,15 @@ _NO_SPLIT: Final = 0
 class LlamaDecoder(Decoder):
     """A model of llama.cpp and a context with ``slots`` sequences."""
 
+    loads_adapters = True
+
     def __init__(self, spec: EngineSpec) -> None:
         gguf = spec.gguf
         if gguf is None:
             raise invalid(f"engine 'llamacpp' needs a GGUF file: {spec.directory} has none")
         if problem := llamacpp_problem(gguf, spec.adapters.values()):
             raise invalid(f"engine 'llamacpp' cannot serve {spec.source}: {problem}")
-        self._llama = library()
+        self._gguf, self._llama = gguf, library()
         module = self._llama.module
         arguments = Arguments.of(spec)
         self._model = load_model(self._llama, spec, arguments)
@@ -83,7 +88,7 @@ class LlamaDecoder(Decoder):
         cache = " and ".join(dict.fromkeys((arguments.type_k, arguments.type_v)))
         self.precision = weights_type(gguf) + ("" if recurrent else f" (KV cache {cache})")
         self._batch = LlamaBatch.of(module, self.batched_tokens)
-        self._adapters = {name: _load_adapter(self._llama, self._model, path) for name, path in spec.adapters.items()}
+        self._adapters = {name: self._load_adapter(path) for name, path in spec.adapters.items()}
         self._adapter = ""
         self.adapters = tuple(self._adapters)
         self._llama.checked(f"engine 'llamacpp' cannot serve {spec.source}", self._try)
@@ -123,6 +128,33 @@ class LlamaDecoder(Decoder):
         if not np.isfinite(logits).all():
             raise internal("its logits are not finite numbers")
         return True
+
+    def attach_adapter(self, key: str, adapter: LoraWeights) -> None:
+        architecture = self._gguf.text("general.architecture")
+        if architecture not in ADAPTED:
+            raise invalid(f"engine 'llamacpp' does not convert LoRA adapters for the architecture '{architecture}'")
+        self._adapters[key] = self._convert_adapter(adapter)
+
+    def detach_adapter(self, key: str) -> None:
+        if key == self._adapter:
+            self._use("")
+        self._llama.module.llama_adapter_lora_free(self._adapters.pop(key))
+
+    def _load_adapter(self, path: Path) -> Any:
+        """Load an adapter, a GGUF file or a folder of PEFT. Raises INVALID_ARG for one that does not fit the model."""
+        if path.suffix != ".gguf":
+            return self._convert_adapter(LoraWeights.read(path))
+        return self._read_adapter(path, path)
+
+    def _convert_adapter(self, adapter: LoraWeights) -> Any:
+        with NamedTemporaryFile(suffix=".gguf") as file:
+            file.write(gguf_adapter(adapter, self._gguf))
+            file.flush()
+            return self._read_adapter(Path(file.name), adapter.path.parent)
+
+    def _read_adapter(self, file: Path, source: Path) -> Any:
+        name, module = str(file).encode(), self._llama.module
+        return self._llama.checked(f"LoRA adapter {source}", lambda: module.llama_adapter_lora_init(self._model, name))
 
     def _use(self, adapter: str) -> None:
         """Apply the adapter to the following runs; empty: none."""
@@ -239,12 +271,6 @@ def open_context(
     parameters.kv_unified, parameters.swa_full = not spec.batch_invariant, True
     what = f"engine 'llamacpp' cannot serve {spec.source}"
     return llama.checked(what, lambda: module.llama_init_from_model(model, parameters))
-
-
-def _load_adapter(llama: LlamaLibrary, model: Any, path: Path) -> Any:
-    """Load a LoRA adapter, a GGUF file. Raises INVALID_ARG if llama.cpp refuses it."""
-    file = str(path).encode()
-    return llama.checked(f"LoRA adapter {path}", lambda: llama.module.llama_adapter_lora_init(model, file))
 
 
 def _token_bytes(spec: EngineSpec, arguments: Arguments) -> int:
