@@ -21,6 +21,7 @@ from PIL import Image
 from conch.backends.io_formats.processor import MediaProcessor
 from conch.backends.tasks.media import wav
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.tokenizers.chat import ChatTemplate
 from tests.checkpoints import train_tokenizer, write_checkpoint
 from tests.conformance.raw import post as post_raw
 from tests.e2e.openai_api.asking import post
@@ -150,10 +151,87 @@ def test_sound_gives_the_text_of_transformers(server: ConchServer, models: Path)
     samples, _ = soundfile.read(BytesIO(SOUND), dtype="float32")
     text, length = expected(models, "qwen2_audio", audio=[samples], sampling_rate=16_000)
     sound = {"type": "input_audio", "input_audio": {"data": b64encode(SOUND).decode(), "format": "wav"}}
-    status, reply = chat(server, "qwen2_audio", [sound, {"type": "text", "text": TEXT}])
-    assert status == 200, reply
-    assert reply["choices"][0]["message"]["content"] == text
-    assert reply["usage"]["prompt_tokens"] == length
+    addressed = {"type": "audio_url", "audio_url": {"url": url(SOUND, "audio/wav")}}
+    for part in (sound, addressed):
+        status, reply = chat(server, "qwen2_audio", [part, {"type": "text", "text": TEXT}])
+        assert status == 200, reply
+        assert reply["choices"][0]["message"]["content"] == text
+        assert reply["usage"]["prompt_tokens"] == length
+    bare = {"type": "audio_url", "audio_url": {"url": b64encode(SOUND).decode()}}
+    status, reply = chat(server, "qwen2_audio", [bare])
+    assert (status, reply["error"]["param"]) == (400, "messages[0].content[0].audio_url.url")
+
+
+def test_images_in_results_of_tools_are_read_in_each_api(server: ConchServer) -> None:
+    name, picture = "look", PICTURES[1]
+    call = {"id": "a", "type": "function", "function": {"name": name, "arguments": "{}"}}
+    texts = []
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0) as client:
+        for kept in (picture, PICTURES[0]):
+            conversation: list[Any] = [
+                {"role": "user", "content": image_parts(PICTURES[:1])},
+                {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "a", "content": image_parts([kept])},
+            ]
+            reply = client.chat.completions.create(
+                model="qwen2_vl", messages=conversation, max_tokens=MOST, temperature=0
+            )
+            texts.append((reply.choices[0].message.content, reply.usage and reply.usage.prompt_tokens))
+        assert texts[0] != texts[1]
+        items: list[Any] = [
+            {"role": "user", "content": [
+                {"type": "input_image", "image_url": url(PICTURES[0])}, {"type": "input_text", "text": TEXT}
+            ]},
+            {"type": "function_call", "call_id": "a", "name": name, "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": [
+                {"type": "input_image", "image_url": url(picture)}, {"type": "input_text", "text": TEXT}
+            ]},
+        ]  # fmt: skip
+        response = client.responses.create(model="qwen2_vl", input=items, max_output_tokens=MOST, temperature=0)
+        assert response.output_text == texts[0][0]
+    with anthropic.Anthropic(base_url=f"http://{server.http}", api_key="any", max_retries=0) as other:
+        blocks = [
+            [
+                {"type": "image",
+                 "source": {"type": "base64", "media_type": "image/png", "data": b64encode(file).decode()}},
+                {"type": "text", "text": TEXT},
+            ]
+            for file in (PICTURES[0], picture)
+        ]  # fmt: skip
+        messages: list[Any] = [
+            {"role": "user", "content": blocks[0]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": name, "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": blocks[1]}]},
+        ]
+        message = other.messages.create(
+            model="qwen2_vl", messages=messages, max_tokens=MOST, extra_body={"temperature": 0}
+        )
+        assert message.content[0].text == texts[0][0]  # type: ignore[union-attr]
+
+
+def test_items_of_results_follow_them_where_the_template_leaves_them_out(models: Path) -> None:
+    processor = MediaProcessor(Checkpoint.open(models / "qwen2_vl" / "1"))
+    [mark] = processor.marks.values()
+    only_users = (
+        "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
+        "{% elif m.role == 'user' %}MARK{% endif %}{% endfor %} {% endfor %}"
+    )
+    image, text = {"type": "image"}, {"type": "text", "text": "seen"}
+    messages: list[Any] = [
+        {"role": "user", "content": [image]},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]},
+        {"role": "tool", "content": [image, text]},
+        {"role": "tool", "content": [text, image]},
+        {"role": "assistant", "content": "so"},
+    ]
+    for template, expected in (
+        (only_users, "user:MARK assistant: tool:seen tool:seen user:MARKMARK assistant:so "),
+        (only_users.replace("elif m.role == 'user'", "else"),
+         "user:MARK assistant: tool:MARKseen tool:seenMARK assistant:so "),
+    ):  # fmt: skip
+        chat = ChatTemplate({"default": template.replace("MARK", mark)}, {}, "a test")
+        fresh = MediaProcessor(Checkpoint.open(models / "qwen2_vl" / "1"))
+        assert chat.render(fresh.with_parts(messages, chat)) == expected.replace("MARK", mark)
 
 
 def test_texts_alone_are_read_by_the_same_models(server: ConchServer) -> None:
@@ -182,15 +260,18 @@ def test_an_address_in_the_operator_s_network_is_never_connected_to(server: Conc
     with socket.create_server(("127.0.0.1", 0)) as trap:
         trap.setblocking(False)
         port = trap.getsockname()[1]
-        for url, reason in (
-            ("http://localhost/a.png", "not public"),
-            (f"http://127.0.0.1:{port}/a.png", "not fetched"),
+        for url, reason, kind in (
+            ("http://localhost/a.png", "not public", "image_url"),
+            (f"http://127.0.0.1:{port}/a.png", "not fetched", "audio_url"),
         ):
-            parts = {
-                "/v1/chat/completions": {"messages": [{"type": "image_url", "image_url": {"url": url}}]},
+            parts: dict[str, dict[str, list[Any]]] = {
+                "/v1/chat/completions": {"messages": [{"type": kind, kind: {"url": url}}]},
                 "/v1/responses": {"input": [{"type": "input_image", "image_url": url}]},
-                "/v1/messages": {"messages": [{"type": "image", "source": {"type": "url", "url": url}}]},
-            }
+                "/v1/messages": {"messages": [
+                    {"type": "tool_result", "tool_use_id": "a",
+                     "content": [{"type": "image", "source": {"type": "url", "url": url}}]},
+                ]},
+            }  # fmt: skip
             for path, members in parts.items():
                 body = {name: [{"role": "user", "content": content}] for name, content in members.items()}
                 status, _, reply = post(server, path, {"model": "qwen2_vl", "max_tokens": 1, **body})

@@ -64,6 +64,7 @@ class MediaProcessor:
         self._bytes = 0
         self._lock = Lock()
         self._parts: bool | None = None
+        self._tool_parts: bool | None = None
         self.spec = self._spec(checkpoint)
 
     def items(self, request: Request) -> list[MediaItem]:
@@ -80,8 +81,41 @@ class MediaProcessor:
             )
         return [item for kind, data in files.items() for item in self._read(kind, data)]
 
-    def with_parts(self, message: Any, template: ChatTemplate) -> Any:
-        """Return a message with a content as ``template`` reads it: a list of parts, or a text with placeholders."""
+    def with_parts(self, messages: list[Any], template: ChatTemplate) -> list[Any]:
+        """Return messages with contents as ``template`` reads them: lists of parts, or texts with placeholders.
+
+        Images and recordings in results of tools become messages of the user if the template leaves them out.
+        """
+        if any(self._has_items(message) and message.get("role") == "tool" for message in messages):
+            if self._tool_parts is None:
+                self._tool_parts = self._reads(template, "tool")
+            messages = messages if self._tool_parts else self._moved(messages)
+        return [self._with_parts(message, template) for message in messages]
+
+    def _moved(self, messages: list[Any]) -> list[Any]:
+        """Return messages with the items of results of tools in a message of the user after them."""
+        moved: list[Any] = []
+        items: list[Any] = []
+        for message in messages:
+            is_result = isinstance(message, dict) and message.get("role") == "tool"
+            if items and not is_result:
+                moved.append({"role": "user", "content": items})
+                items = []
+            if is_result and self._has_items(message):
+                parts = message["content"]
+                items = items + [part for part in parts if part.get("type") in self.marks]
+                texts = [str(part.get("text", "")) for part in parts if part.get("type") not in self.marks]
+                message = {**message, "content": "\n".join(texts)}
+            moved.append(message)
+        return [*moved, {"role": "user", "content": items}] if items else moved
+
+    def _has_items(self, message: Any) -> bool:
+        content = message.get("content") if isinstance(message, dict) else None
+        return isinstance(content, list) and any(
+            isinstance(part, dict) and part.get("type") in self.marks for part in content
+        )
+
+    def _with_parts(self, message: Any, template: ChatTemplate) -> Any:
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, str) and self._reads_parts(template):
             return {**message, "content": [{"type": "text", "text": content}]}
@@ -93,13 +127,23 @@ class MediaProcessor:
     def _reads_parts(self, template: ChatTemplate) -> bool:
         """Whether a template renders the parts of a content, and not the list itself."""
         if self._parts is None:
-            parts = [{"type": kind} for kind in self.marks] + [{"type": "text", "text": "conch"}]
-            try:
-                text = template.render([{"role": "user", "content": parts}])
-            except ConchError:
-                text = ""
-            self._parts = "conch" in text and "'type'" not in text and all(mark in text for mark in self.marks.values())
+            self._parts = self._reads(template, "user")
         return self._parts
+
+    def _reads(self, template: ChatTemplate, role: str) -> bool:
+        """Whether a template renders the parts of a message with this role."""
+        parts = [{"type": kind} for kind in self.marks] + [{"type": "text", "text": "conch"}]
+        message: dict[str, Any] = {"role": role, "content": parts}
+        messages = [message]
+        if role == "tool":
+            call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {}}}
+            question = {"role": "user", "content": parts[-1:]}
+            messages = [question, {"role": "assistant", "content": "", "tool_calls": [call]}, message]
+        try:
+            text = template.render(messages)
+        except ConchError:
+            text = ""
+        return "conch" in text and "'type'" not in text and all(mark in text for mark in self.marks.values())
 
     def expand(self, text: str, items: Sequence[MediaItem]) -> str:
         """Replace the placeholders in a prompt. Raises INVALID_ARG unless it has one for each item."""

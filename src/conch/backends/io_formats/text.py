@@ -592,7 +592,7 @@ class TextInterface:
         """Return messages with contents as the chat template reads them: lists of parts, or texts."""
         if self.media is None or not isinstance(messages, list):
             return messages
-        return [self.media.with_parts(message, self.tokenizer.template) for message in messages]
+        return self.media.with_parts(messages, self.tokenizer.template)
 
     def _sampling(
         self, overrides: SamplingOverrides, prompt: list[int], source: str, temperature: float | None

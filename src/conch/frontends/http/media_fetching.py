@@ -1,4 +1,4 @@
-"""Fetches the images of requests from hosts that the operator names.
+"""Fetches the images and recordings of requests from hosts that the operator names.
 
 A connection is made to an address that was checked: neither DNS nor a redirect leads into the operator's network.
 """
@@ -96,14 +96,14 @@ class MediaFetcher:
                         break
                     url = urljoin(url, location)
                 else:
-                    raise ApiError(f"the image has more than {_REDIRECTS} redirects")
+                    raise ApiError(f"the file has more than {_REDIRECTS} redirects")
         except TimeoutError:
-            raise ApiError(f"the image could not be fetched within {SECONDS:g} seconds") from None
+            raise ApiError(f"the file could not be fetched within {SECONDS:g} seconds") from None
         except (OSError, ValueError, ssl.SSLError, httptools.HttpParserError) as error:
             # The details describe the operator's network.
-            raise ApiError(f"the image could not be fetched: {type(error).__name__}") from None
+            raise ApiError(f"the file could not be fetched: {type(error).__name__}") from None
         if status != 200:
-            raise ApiError(f"the image could not be fetched: its host responded with status {status}")
+            raise ApiError(f"the file could not be fetched: its host responded with status {status}")
         return body
 
     async def _get(self, url: str) -> tuple[int, str, bytes]:
@@ -111,11 +111,11 @@ class MediaFetcher:
         parts = urlsplit(url)
         host = (parts.hostname or "").lower()
         if parts.scheme not in _PORTS or parts.username is not None or parts.password is not None:
-            raise ApiError("images are fetched over http and https, without a user name")
+            raise ApiError("files are fetched over http and https, without a user name")
         port = parts.port or _PORTS[parts.scheme]
         named = host if port == _PORTS[parts.scheme] else f"{host}:{port}"
         if named not in self._domains:
-            raise ApiError(f"images are not fetched from host '{named[:200]}': send the image as a data URL")
+            raise ApiError(f"files are not fetched from host '{named[:200]}': send the file as a data URL")
         address = await self._public_address(host, port)
         secure: dict[str, Any] = {}
         if parts.scheme == "https":
@@ -124,11 +124,11 @@ class MediaFetcher:
         try:
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             head = (
-                f"GET {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nUser-Agent: conch\r\nAccept: image/*\r\n"
+                f"GET {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nUser-Agent: conch\r\nAccept: image/*, audio/*\r\n"
                 "Accept-Encoding: identity\r\nConnection: close\r\n\r\n"
             )
             if not head.isascii() or any(character in parts.netloc + path for character in "\r\n\t "):
-                raise ApiError("the address of the image has characters that must be escaped")
+                raise ApiError("the address of the file has characters that must be escaped")
             writer.write(head.encode())
             response = _Response()
             parser = httptools.HttpResponseParser(response)
@@ -137,7 +137,7 @@ class MediaFetcher:
                 if response.problem:
                     raise ApiError(response.problem)
             if response.has_length and not response.complete:
-                raise ApiError("the image could not be fetched: its response ended early")
+                raise ApiError("the file could not be fetched: its response ended early")
             return parser.get_status_code(), response.location, bytes(response.body)
         finally:
             writer.close()
@@ -152,7 +152,7 @@ class MediaFetcher:
                 embedded = embedded or address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
                 address = embedded or address
             if not address.is_global or address.is_multicast or address in _LOCALLY_TRANSLATED:
-                raise ApiError(f"images are not fetched from host '{host[:200]}': its address is not public")
+                raise ApiError(f"files are not fetched from host '{host[:200]}': its address is not public")
         return addresses[0]
 
 
@@ -169,14 +169,14 @@ class _Response:
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header += len(name) + len(value)
         if self._header > _HEADER:
-            self.problem = "the header of the response with the image is too large"
+            self.problem = "the header of the response with the file is too large"
         self.has_length |= name.lower() in (b"content-length", b"transfer-encoding")
         if name.lower() == b"location":
             self.location = value.decode("latin-1")
 
     def on_body(self, data: bytes) -> None:
         if len(self.body) + len(data) > MAX_FILE:
-            self.problem = f"the image has more than {MAX_FILE >> 20} MiB"
+            self.problem = f"the file has more than {MAX_FILE >> 20} MiB"
         else:
             self.body += data
 

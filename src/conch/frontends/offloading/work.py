@@ -28,7 +28,7 @@ from conch.wire.json.generate import decode_generate, encode_generate, encode_te
 from conch.wire.json.infer import JsonOutputPlan, decode_infer, decode_split, parse_header_length
 from conch.wire.json.infer import encode_infer as encode_parts
 from conch.wire.multipart import read_form
-from conch.wire.openai.media import Fetch, fetch_images
+from conch.wire.openai.media import Fetch, fetch_media
 from conch.wire.openai.models import require_chat
 from conch.wire.openai.reading import Fields, read_body
 from conch.wire.openai.response import ResponsePlan
@@ -93,7 +93,7 @@ def openai(
     ``signature_of`` is called with the id of the model or LoRA adapter; its errors refuse the request. ``fetch``
     returns the files at URLs of images; None if there are no hosts to fetch from.
     """
-    fields = read_body(compression.decompress(body, encoding, limit), partial(fetch_images, fetch=fetch))
+    fields = read_body(compression.decompress(body, encoding, limit), partial(fetch_media, fetch=fetch))
     return _decode(fields, signature_of, *ENDPOINTS[endpoint])
 
 
@@ -109,7 +109,7 @@ def responses(
 
     ``find_response`` is called with the ids of responses before ``signature_of``; see :func:`read_items`.
     """
-    fields = read_body(compression.decompress(body, encoding, limit), partial(fetch_images, fetch=fetch))
+    fields = read_body(compression.decompress(body, encoding, limit), partial(fetch_media, fetch=fetch))
     previous, items = read_items(fields, find_response)
     return _decode(fields, signature_of, require_chat, partial(read_responses, previous=previous, items=items))
 

@@ -184,9 +184,15 @@ def _read_result(block: dict[str, Any], path: str) -> dict[str, Any]:
     content = members.take("content")
     id = members.required_text("tool_use_id")
     members.finish()
-    text = "" if content is None else _read_texts(content, f"{path}.content")
+    read: str | list[dict[str, Any]]
     # Chat templates have no place for the flag.
-    return {"role": "tool", "tool_call_id": id, "content": f"Error: {text}" if failed else text}
+    error = "Error: " if failed else ""
+    if type(content) is list and any(_kind(block) == "image" for block in content):
+        parts = [_read_part(block, f"{path}.content[{index}]") for index, block in enumerate(content)]
+        read = [*([_text_part(error)] if failed else ()), *parts]
+    else:
+        read = error + ("" if content is None else _read_texts(content, f"{path}.content"))
+    return {"role": "tool", "tool_call_id": id, "content": read}
 
 
 def _text_part(text: str) -> dict[str, Any]:
@@ -224,7 +230,9 @@ def _read_texts(content: Any, path: str) -> str:
 def _read_text(block: Any, path: str) -> str:
     kind = _kind(block)
     if kind == "image":
-        raise ApiError(f"'{path}' is an image: only messages of the user have images", f"{path}.type")
+        raise ApiError(
+            f"'{path}' is an image: only messages of the user and results of tools have images", f"{path}.type"
+        )
     if kind != "text":
         raise wrong(f"{path}.type", kind, "text: models here read no other content")
     members = Fields(block, path)

@@ -12,7 +12,7 @@ from conch.core.sampling.parameters import MAX_LOGPROBS
 from conch.core.tensors import WireTensor
 from conch.wire.json.text import too_deep
 from conch.wire.openai.inputs import generation_inputs, text_tensor
-from conch.wire.openai.media import AUDIO, IMAGE, audio_file, image_file
+from conch.wire.openai.media import AUDIO, AUDIO_URL, IMAGE, audio_file, image_file
 from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import ApiError, Fields, one_of, wrong
 from conch.wire.openai.response import (
@@ -40,7 +40,7 @@ _DROPPED: Final = ("annotations", "audio", "function_call", "refusal")
 #: The files of images and recordings, by the name of the input for them, with the path of each.
 MediaFiles = dict[str, list[tuple[str, bytes]]]
 #: The inputs for the parts of messages that are files.
-_INPUTS: Final = {"image_url": IMAGE, "input_audio": AUDIO}
+_INPUTS: Final = {"image_url": IMAGE, "input_audio": AUDIO, AUDIO_URL: AUDIO}
 _FORMATS: Final = ("wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "webm")
 
 
@@ -111,24 +111,26 @@ def _part(part: Any, path: str, files: MediaFiles) -> dict[str, str]:
     if type(kind) is str and kind in _INPUTS:
         member, input = f"{path}.{kind}", _INPUTS[kind]
         value = part.get(kind)
-        files.setdefault(input, []).append((member, _image(value, member) if input == IMAGE else _sound(value, member)))
+        file = _sound(value, member) if kind == "input_audio" else _addressed(value, member, input)
+        files.setdefault(input, []).append((member, file))
         return {"type": input}
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise wrong(f"{path}.type", kind, "text, image_url or input_audio")
+        raise wrong(f"{path}.type", kind, "text, image_url, input_audio or audio_url")
     text = part.get("refusal" if kind == "refusal" else "text")
     if type(text) is not str:
         raise wrong(f"{path}.text", text, "a string")
     return {"type": "text", "text": text}
 
 
-def _image(value: Any, path: str) -> bytes:
-    if type(value) is not dict:
-        return image_file(value, path)
-    members = Fields(value, path)
-    one_of(f"{path}.detail", members.take("detail") or "auto", ("auto", "low", "high", "original"))
-    url = members.take("url")
-    members.finish()
-    return image_file(url, f"{path}.url")
+def _addressed(value: Any, path: str, input: str) -> bytes:
+    """Return the file of a part with a URL: an image or, for the input ``audio``, a recording."""
+    if type(value) is dict:
+        members = Fields(value, path)
+        if input == IMAGE:
+            one_of(f"{path}.detail", members.take("detail") or "auto", ("auto", "low", "high", "original"))
+        value, path = members.take("url"), f"{path}.url"
+        members.finish()
+    return image_file(value, path) if input == IMAGE else audio_file(value, path, bare=False)
 
 
 def _sound(value: Any, path: str) -> bytes:

@@ -14,6 +14,8 @@ from conch.wire.openai.reading import ApiError, wrong
 #: The inputs of models that read images and recordings: the contents of files.
 IMAGE: Final = "image"
 AUDIO: Final = "audio"
+#: vLLM's part of a message with the address of a recording.
+AUDIO_URL: Final = "audio_url"
 _DATA_URL: Final = re.compile(r"data:image/[\w.+-]+;base64,")
 _AUDIO_URL: Final = re.compile(r"data:audio/[\w.+-]+(;[\w.+-]+=[\w.+-]+)*;base64,")
 _EXPECTED: Final = "a data URL with an image in base64, such as data:image/png;base64,..."
@@ -23,20 +25,25 @@ _EXPECTED: Final = "a data URL with an image in base64, such as data:image/png;b
 Fetch = Callable[[list[str]], Sequence[Buffer]]
 
 
-def fetch_images(document: dict[str, Any], fetch: Fetch | None) -> None:
-    """Put data URLs in the place of the URLs of images in the messages or items of a request, if ``fetch`` is given."""
+def fetch_media(document: dict[str, Any], fetch: Fetch | None) -> None:
+    """Put data URLs in the place of the URLs of files in the messages or items of a request, if ``fetch`` is given."""
     if fetch is None:
         return
-    places = []
+    places: list[tuple[Any, str, str]] = []
     for entry in (*_objects(document.get("messages")), *_objects(document.get("input"))):
-        for part in _objects(entry.get("content")):
-            holders = [(part, "image_url"), (part.get("image_url"), "url"), (part.get("source"), "url")]
-            places += [(holder, name) for holder, name in holders if type(holder) is dict and _is_url(holder.get(name))]
+        parts = [*_objects(entry.get("content")), *_objects(entry.get("output"))]
+        parts += [inner for part in parts for inner in _objects(part.get("content"))]
+        for part in parts:
+            holders = [
+                (part, "image_url", "image"), (part.get("image_url"), "url", "image"),
+                (part.get("source"), "url", "image"), (part.get(AUDIO_URL), "url", "audio"),
+            ]  # fmt: skip
+            places += [place for place in holders if type(place[0]) is dict and _is_url(place[0].get(place[1]))]
     if not places:
         return
-    files = fetch([holder[name] for holder, name in places])
-    for (holder, name), file in zip(places, files, strict=True):
-        holder[name] = f"data:image/fetched;base64,{b64encode(file).decode()}"
+    files = fetch([holder[name] for holder, name, _ in places])
+    for (holder, name, kind), file in zip(places, files, strict=True):
+        holder[name] = f"data:{kind}/fetched;base64,{b64encode(file).decode()}"
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
@@ -62,11 +69,17 @@ def image_file(value: Any, path: str, *, bare: bool = False) -> bytes:
     return decode_base64(value[prefix.end() if prefix else 0 :], path)
 
 
-def audio_file(value: Any, path: str) -> bytes:
-    """Return the file in base64, also as a data URL. Raises ApiError, naming ``path``, for others."""
-    if type(value) is not str or not value:
-        raise wrong(path, value, "a recording in base64")
-    prefix = _AUDIO_URL.match(value)
+def audio_file(value: Any, path: str, *, bare: bool = True) -> bytes:
+    """Return the file in a data URL, or in base64 alone if ``bare``. Raises ApiError, naming ``path``, for others."""
+    prefix = _AUDIO_URL.match(value) if type(value) is str else None
+    if _is_url(value):
+        raise ApiError(
+            f"'{path}' is the address of a recording, and this server fetches none: send the recording as a data URL",
+            path,
+        )
+    if type(value) is not str or not value or (prefix is None and not bare):
+        expected = "a recording in base64" if bare else "a data URL with a recording in base64"
+        raise wrong(path, value, expected)
     return decode_base64(value[prefix.end() if prefix else 0 :], path)
 
 
