@@ -15,7 +15,7 @@ from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, unavailable
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
 from conch.core.tensors import WireTensor
-from conch.server.execution.remote.transport import RemoteModel
+from conch.server.execution.remote.http_calls import RemoteModel
 from tests.simulation.connection import ServerConnection
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.models import SimulatedRepository
@@ -139,7 +139,7 @@ class _Connection(ServerConnection):
 
 
 class SimulatedChannel:
-    """A gRPC channel to a remote server; see :class:`conch.server.execution.remote.transport.RemoteTransport`."""
+    """A gRPC channel to a remote server; see :class:`conch.server.execution.remote.executor.RemoteTransport`."""
 
     def __init__(self, server: RemoteServer, model: RemoteModel) -> None:
         self.on_broken: Callable[[], None] = lambda: None

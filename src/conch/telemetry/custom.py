@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from conch.core.errors import internal
-from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, number
+from conch.telemetry.exposition import Family, Metric, MetricSample, label_text
 from conch.telemetry.statistics import Histogram
 
 Kind = Literal["COUNTER", "GAUGE", "HISTOGRAM"]
@@ -40,15 +40,10 @@ class CustomSeries:
 
     def samples(self) -> Iterator[MetricSample]:
         """Yield the samples for the metrics page."""
-        labels = label_text(self.labels)
-        histogram = self.histogram
-        if histogram is None:
-            yield MetricSample(labels, self.value)
-            return
-        yield MetricSample(labels, histogram.count, "_count")
-        yield MetricSample(labels, histogram.sum, "_sum")
-        for bound, count in zip([*map(number, histogram.bounds), "+Inf"], histogram.cumulative(), strict=True):
-            yield MetricSample(label_text({**self.labels, "le": bound}), count, "_bucket")
+        if self.histogram is None:
+            yield MetricSample(label_text(self.labels), self.value)
+        else:
+            yield from self.histogram.samples(lambda **more: label_text({**self.labels, **more}))
 
 
 class CustomFamily:

@@ -6,7 +6,8 @@ The registry iterates over these tables on the event loop whenever the metrics p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, Generic, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, number
 from conch.telemetry.statistics import FIRST_RESPONSE, LATENCIES, Histogram, ModelStatistics, Summary
@@ -67,13 +68,8 @@ class _Source(Generic[T]):
 
         def samples(model: Registered) -> Iterator[MetricSample]:
             source = self._get(model)
-            if source is None:
-                return
-            histogram = choose(source)
-            yield MetricSample(self.text(model), histogram.count, "_count")
-            yield MetricSample(self.text(model), histogram.sum, "_sum")
-            for bound, count in zip([*map(number, histogram.bounds), "+Inf"], histogram.cumulative(), strict=True):
-                yield MetricSample(self.text(model, le=bound), count, "_bucket")
+            if source is not None:
+                yield from choose(source).samples(partial(self.text, model))
 
         return samples
 
@@ -105,14 +101,14 @@ _cache_summaries: Final = _Source(lambda model: model.statistics.summaries if mo
 _uncached_summaries: Final = _Source(lambda model: None if model.cached else model.statistics.summaries)
 
 
-def _failures(model: Registered) -> Iterator[MetricSample]:
-    for reason, count in model.statistics.failures.items():
-        yield MetricSample(label_text(dict(sorted({**model.labels, "reason": reason.value}.items()))), count)
+def _by_reason(read: Callable[[ModelStatistics], Mapping[Any, int]]) -> Read:
+    """Return a reader of a count for each reason."""
 
+    def samples(model: Registered) -> Iterator[MetricSample]:
+        for reason, count in read(model.statistics).items():
+            yield MetricSample(label_text(dict(sorted({**model.labels, "reason": reason.value}.items()))), count)
 
-def _restarts(model: Registered) -> Iterator[MetricSample]:
-    for reason, count in model.statistics.restarts.items():
-        yield MetricSample(label_text(dict(sorted({**model.labels, "reason": reason.value}.items()))), count)
+    return samples
 
 
 def _memory(model: Registered) -> Iterator[MetricSample]:
@@ -189,7 +185,7 @@ COUNTS: Final[Table] = dict((
     _counter("nv_inference_request_success", "Number of successful inference requests, all batch sizes",
         _statistics.value(lambda statistics: statistics.success_count)),
     _counter("nv_inference_request_failure", "Number of failed inference requests, all batch sizes",
-        _failures),
+        _by_reason(lambda statistics: statistics.failures)),
     _counter("nv_inference_count", "Number of inferences performed (does not include cached requests)",
         _statistics.value(lambda statistics: statistics.inference_count)),
     _counter("nv_inference_exec_count", "Number of model executions performed (does not include cached requests)",
@@ -330,7 +326,7 @@ HISTOGRAMS: Final[Table] = dict((
 #: Triton does not restart workers.
 RESTARTS: Final[Table] = dict((
     _counter("conch_worker_restarts_total", "Number of workers that ended and were restarted, by reason",
-        _restarts),
+        _by_reason(lambda statistics: statistics.restarts)),
 ))
 
 #: Included with ``summary_latencies=true``. Triton omits the request summary for models with a response cache.

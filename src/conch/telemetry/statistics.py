@@ -23,6 +23,7 @@ from time import monotonic, monotonic_ns, time_ns
 from typing import Any, Final
 
 from conch.core.inference import InferRequest, InferResponse
+from conch.telemetry.exposition import MetricSample, number
 from conch.telemetry.memory import ModelMemory
 
 #: The histogram that Triton has, for decoupled models.
@@ -73,6 +74,13 @@ class Histogram:
         """Return the number of observations up to each bound, followed by the total."""
         total = 0
         return [total := total + count for count in self._counts]
+
+    def samples(self, labels: Callable[..., str]) -> Iterator[MetricSample]:
+        """Yield the samples for the metrics page; ``labels`` formats the labels, with ``le`` for those of a bucket."""
+        yield MetricSample(labels(), self.count, "_count")
+        yield MetricSample(labels(), self.sum, "_sum")
+        for bound, count in zip([*map(number, self.bounds), "+Inf"], self.cumulative(), strict=True):
+            yield MetricSample(labels(le=bound), count, "_bucket")
 
 
 class Summary:

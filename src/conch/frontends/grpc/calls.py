@@ -10,13 +10,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic_ns
 from typing import Final
 
 from conch.core.errors import ConchError, cancelled
 from conch.core.inference import InferRequest
 from conch.core.tensors import Buffer
-from conch.frontends.grpc.context import ServingContext
+from conch.frontends.budget import ByteBudget
+from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.grpc.intake import MessageIntake
 from conch.frontends.grpc.large import MAX_COMPRESSED_HERE, compress_large
 from conch.frontends.grpc.messages import ENCODINGS, encode
@@ -33,8 +36,29 @@ from conch.frontends.grpc.status import (
 )
 from conch.frontends.offloading.offloader import Offloader, has_many_strings
 from conch.http2 import Http2ErrorCode, Http2Stream
+from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
+from conch.telemetry.tracing.trace import GRPC
+
+
+@dataclass(frozen=True, slots=True)
+class ServingContext:
+    """The server and the options for inference: ``forwarding`` and ``compression`` (its level).
+
+    ``budget`` counts the bytes that calls hold, ``max_decompressed`` limits decompressed messages (bytes).
+    ``offloader`` decodes slow messages. ``tasks`` keeps the background tasks of calls alive until they are done.
+    """
+
+    server: InferenceServer
+    loop: asyncio.AbstractEventLoop
+    budget: ByteBudget
+    forwarding: HeaderForwarding
+    compression: str
+    max_decompressed: int
+    offloader: Offloader
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
 
 # A call creates an ``Outbox`` for its first message that is compressed elsewhere; runs on the event loop.
 
@@ -140,15 +164,21 @@ class Call(MessageIntake):
     # Requests
 
     def infer(
-        self, offloader: Offloader, model: Model, request: InferRequest, refuse: Callable[[ConchError], None]
+        self, context: ServingContext, model: Model, request: InferRequest, refuse: Callable[[ConchError], None]
     ) -> None:
-        """Pass a request to its model; raises ConchError if the model refuses it.
+        """Begin the trace of a request and pass it to its model; raises ConchError if the model refuses it.
 
         BYTES inputs in shared memory that take long to count are counted first, in a process; the model's error then
         goes to ``refuse``.
         """
+        tracing = context.server.tracing
+        if tracing.on:
+            now = monotonic_ns()
+            # Missing if tracing was enabled after the call was opened.
+            tracing.begin(request, GRPC, getattr(self, "began", now), dict(self.head.metadata))
+            self.began = now
         if any(map(has_many_strings, request.inputs.values())):
-            counting = self._loop.create_task(self._infer_counted(offloader, model, request, refuse))
+            counting = self._loop.create_task(self._infer_counted(context.offloader, model, request, refuse))
             self._counting.add(counting)
             counting.add_done_callback(self._counting.discard)
         else:

@@ -15,8 +15,7 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from conch.core.tensors import Buffer
-from conch.frontends.grpc.calls import UnaryCall
-from conch.frontends.grpc.context import ServingContext
+from conch.frontends.grpc.calls import ServingContext, UnaryCall
 from conch.frontends.grpc.large import MAX_HERE, decode_control, parse
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status

@@ -13,13 +13,11 @@ from tritonclient.grpc import service_pb2
 from conch.core.errors import internal, unsupported
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import Buffer
-from conch.frontends.grpc.calls import UnaryCall
+from conch.frontends.grpc.calls import ServingContext, UnaryCall
 from conch.frontends.grpc.cancellation import cancel_requests, log_early_cancellation, log_skipped_response
-from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
-from conch.frontends.grpc.traced import begin_trace
 from conch.http2 import Http2Stream
 from conch.server.execution.caching import MOST_MESSAGE_BYTES
 from conch.server.model import Model
@@ -85,11 +83,9 @@ class InferCall(UnaryCall):
         regions = context.server.regions.held_by(self.hold) if context.server.regions else NO_REGIONS
         self._request, self._plan = decode_infer(parsed, model.signature, self._on_response, raw, elements, regions)
         context.forwarding.add(self.head.metadata, self._request)
-        if context.server.tracing.on:
-            begin_trace(context.server.tracing, self, self._request)
         if self.record is not None:
             self.record.identify(self._request)
-        self.infer(context.offloader, model, self._request, self.fail)
+        self.infer(context, model, self._request, self.fail)
 
     def _respond_from_cache(self, model: Model, message: Buffer) -> bool:
         """Send the stored response to an identical message; False if the response cache no longer has it."""

@@ -6,18 +6,17 @@ run on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.descriptor import Descriptor, EnumDescriptor, FileDescriptor
+from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2
 
 from conch.core.tensors import Buffer
-from conch.frontends.grpc.calls import Call
-from conch.frontends.grpc.context import ServingContext
+from conch.frontends.grpc.calls import Call, ServingContext
 from conch.frontends.grpc.large import MAX_HERE, parse
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
@@ -97,13 +96,16 @@ class ServedFiles:
     """The files that describe the services of the port; ``services`` are their names, ``messages`` by version."""
 
     def __init__(self) -> None:
-        pool = descriptor_pool.DescriptorPool()
+        self.pool = descriptor_pool.DescriptorPool()
         self.messages: dict[str, ReflectionMessages] = {}
+        for file in (service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR):
+            for dependency in reversed(_with_imports(file)):
+                self.pool.AddSerializedFile(dependency.serialized_pb)
         roots: list[FileDescriptor] = [service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR]
         for version in VERSIONS:
             described = _describe(version)
-            pool.AddSerializedFile(described.SerializeToString())
-            file = pool.FindFileByName(described.name)
+            self.pool.AddSerializedFile(described.SerializeToString())
+            file = self.pool.FindFileByName(described.name)
             roots.append(file)
             types = file.message_types_by_name
             self.messages[version] = ReflectionMessages(
@@ -111,9 +113,13 @@ class ServedFiles:
                 message_factory.GetMessageClass(types["ServerReflectionResponse"]),
             )
         self.services = sorted(service.full_name for file in roots for service in file.services_by_name.values())
-        self.by_name = {file.name: file for root in roots for file in _with_imports(root)}
-        self.by_symbol = {symbol: file for file in self.by_name.values() for symbol in _symbols(file)}
-        self.types = {name for file in self.by_name.values() for name in _types(file.message_types_by_name.values())}
+
+    def of_symbol(self, symbol: str) -> FileDescriptor:
+        """Return the file of a service, method, message, field, enum or value. Raises KeyError for another name."""
+        try:
+            return self.pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            return self.pool.FindMethodByName(symbol).containing_service.file
 
 
 def _with_imports(file: FileDescriptor) -> list[FileDescriptor]:
@@ -122,35 +128,6 @@ def _with_imports(file: FileDescriptor) -> list[FileDescriptor]:
     for imported in file.dependencies:
         files |= {dependency.name: dependency for dependency in _with_imports(imported)}
     return list(files.values())
-
-
-def _types(messages: Iterable[Descriptor]) -> Iterator[str]:
-    for message in messages:
-        yield message.full_name
-        yield from _types(message.nested_types)
-
-
-def _symbols(file: FileDescriptor) -> Iterator[str]:
-    """Yield the full names of a file's services, methods, messages, fields, enums and enum values."""
-    for service in file.services_by_name.values():
-        yield service.full_name
-        yield from [method.full_name for method in service.methods]
-    yield from _symbols_of_enums(file.enum_types_by_name.values())
-    messages = list(file.message_types_by_name.values())
-    while messages:
-        message = messages.pop()
-        yield message.full_name
-        yield from [field.full_name for field in message.fields]
-        yield from _symbols_of_enums(message.enum_types)
-        messages += message.nested_types
-
-
-def _symbols_of_enums(enums: Iterable[EnumDescriptor]) -> Iterator[str]:
-    for enum in enums:
-        yield enum.full_name
-        scope = enum.full_name.rpartition(".")[0]
-        # The values of an enum are in the scope of the enum, not below it.
-        yield from [f"{scope}.{value.name}" for value in enum.values]
 
 
 @cache
@@ -175,7 +152,9 @@ class ReflectionCall(Call):
         request = parse(self._messages.request, data)
         self.release(self.message_size)
         response = self._messages.response(valid_host=request.host, original_request=request)
-        if not self._respond(request, response):
+        try:
+            self._respond(request, response)
+        except KeyError:
             response.error_response.error_code = Status.NOT_FOUND
             response.error_response.error_message = "not found"
         self.send([response.SerializeToString()])
@@ -195,26 +174,23 @@ class ReflectionCall(Call):
         if self.paused:
             self.resume()
 
-    def _respond(self, request: Any, response: Any) -> bool:
-        """Fill in the response to a request; False if the requested name does not exist."""
+    def _respond(self, request: Any, response: Any) -> None:
+        """Fill in the response to a request. Raises KeyError if the requested name does not exist."""
         files = self._files
-        kind = request.WhichOneof("message_request")
-        if kind == "list_services":
-            for name in files.services:
-                response.list_services_response.service.add(name=name)
-            return True
-        if kind == "all_extension_numbers_of_type":
-            # No message here has extensions.
-            response.all_extension_numbers_response.base_type_name = request.all_extension_numbers_of_type
-            return request.all_extension_numbers_of_type in files.types
-        if kind == "file_by_filename":
-            file = files.by_name.get(request.file_by_filename)
-        elif kind == "file_containing_symbol":
-            file = files.by_symbol.get(request.file_containing_symbol)
-        else:
-            file = None
-        if file is None:
-            return False
+        match request.WhichOneof("message_request"):
+            case "list_services":
+                for name in files.services:
+                    response.list_services_response.service.add(name=name)
+                return
+            case "all_extension_numbers_of_type":
+                name = files.pool.FindMessageTypeByName(request.all_extension_numbers_of_type).full_name
+                response.all_extension_numbers_response.base_type_name = name  # no message here has extensions
+                return
+            case "file_by_filename":
+                file = files.pool.FindFileByName(request.file_by_filename)
+            case "file_containing_symbol":
+                file = files.of_symbol(request.file_containing_symbol)
+            case kind:
+                raise KeyError(kind)
         serialised = [dependency.serialized_pb for dependency in _with_imports(file)]
         response.file_descriptor_response.file_descriptor_proto.extend(serialised)
-        return True

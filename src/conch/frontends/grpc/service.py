@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from time import monotonic_ns
 from typing import Any, Final, NamedTuple
 
@@ -21,8 +22,7 @@ from conch.core.tensors import Buffer
 from conch.frontends.access_log import AccessRecord
 from conch.frontends.api_keys import NO_KEYS, REFUSAL, ApiKeys
 from conch.frontends.forwarding import HeaderForwarding
-from conch.frontends.grpc.calls import Call, UnaryCall
-from conch.frontends.grpc.context import ServingContext
+from conch.frontends.grpc.calls import Call, ServingContext, UnaryCall
 from conch.frontends.grpc.control import ControlCall, ControlMethods, Respond
 from conch.frontends.grpc.infer import InferCall
 from conch.frontends.grpc.large import parse
@@ -36,10 +36,7 @@ from conch.http2 import IGNORE, MAX_HEADER_LIST, Field, Http2Stream, StreamHandl
 from conch.machine import logs
 from conch.options.triton_values import Restriction
 from conch.server.core import InferenceServer
-from conch.server.regions import ClientRegions, CudaRegion, SystemRegion
-
-# Created once from the settings; does no I/O.
-
+from conch.server.regions import ClientRegion, ClientRegions, CudaRegion, SystemRegion
 
 _HEADER: Final = "triton-grpc-protocol-"
 
@@ -67,9 +64,6 @@ class Access:
             if not hmac.compare_digest((head.get(header.lower()) or "").encode(), value.encode()):
                 return unavailable(f"This protocol is restricted, expecting header '{header}'")
         return None
-
-
-# ``Check`` is in :mod:`~conch.frontends.grpc.control`. Runs on the event loop.
 
 
 #: The services with a known health: the server as a whole, and the inference service.
@@ -150,21 +144,17 @@ class WatchCall(UnaryCall):
         self._watchers.remove(self)
 
 
-# Called by the service; runs on the event loop.
-
-
 def region_methods(regions: ClientRegions) -> dict[str, tuple[type[Message], Respond]]:
-    """Return the request class and the function of each method."""
+    """Return the request class and the function of each method for shared memory."""
 
-    def system_status(request: pb.SystemSharedMemoryStatusRequest) -> Any:
-        status = regions.status(SystemRegion, request.name)
-        shown = {region["name"]: pb.SystemSharedMemoryStatusResponse.RegionStatus(**region) for region in status}
-        return pb.SystemSharedMemoryStatusResponse(regions=shown)
+    def status(kind: type[ClientRegion], response: Any, request: Any) -> Any:
+        shown = regions.status(kind, request.name)
+        return response(regions={region["name"]: response.RegionStatus(**region) for region in shown})
 
-    def cuda_status(request: pb.CudaSharedMemoryStatusRequest) -> Any:
-        status = regions.status(CudaRegion, request.name)
-        shown = {region["name"]: pb.CudaSharedMemoryStatusResponse.RegionStatus(**region) for region in status}
-        return pb.CudaSharedMemoryStatusResponse(regions=shown)
+    def unregister(kind: type[ClientRegion], response: Any, request: Any) -> Any:
+        regions.require()
+        regions.unregister(kind, request.name)
+        return response()
 
     async def register_system(request: pb.SystemSharedMemoryRegisterRequest) -> Any:
         regions.require()
@@ -176,24 +166,15 @@ def region_methods(regions: ClientRegions) -> dict[str, tuple[type[Message], Res
         regions.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
         return pb.CudaSharedMemoryRegisterResponse()
 
-    def unregister_system(request: pb.SystemSharedMemoryUnregisterRequest) -> Any:
-        regions.require()
-        regions.unregister(SystemRegion, request.name)
-        return pb.SystemSharedMemoryUnregisterResponse()
-
-    def unregister_cuda(request: pb.CudaSharedMemoryUnregisterRequest) -> Any:
-        regions.require()
-        regions.unregister(CudaRegion, request.name)
-        return pb.CudaSharedMemoryUnregisterResponse()
-
-    return {
-        "SystemSharedMemoryStatus": (pb.SystemSharedMemoryStatusRequest, system_status),
-        "SystemSharedMemoryRegister": (pb.SystemSharedMemoryRegisterRequest, register_system),
-        "SystemSharedMemoryUnregister": (pb.SystemSharedMemoryUnregisterRequest, unregister_system),
-        "CudaSharedMemoryStatus": (pb.CudaSharedMemoryStatusRequest, cuda_status),
-        "CudaSharedMemoryRegister": (pb.CudaSharedMemoryRegisterRequest, register_cuda),
-        "CudaSharedMemoryUnregister": (pb.CudaSharedMemoryUnregisterRequest, unregister_cuda),
+    methods: dict[str, Respond] = {
+        "SystemSharedMemoryStatus": partial(status, SystemRegion, pb.SystemSharedMemoryStatusResponse),
+        "SystemSharedMemoryRegister": register_system,
+        "SystemSharedMemoryUnregister": partial(unregister, SystemRegion, pb.SystemSharedMemoryUnregisterResponse),
+        "CudaSharedMemoryStatus": partial(status, CudaRegion, pb.CudaSharedMemoryStatusResponse),
+        "CudaSharedMemoryRegister": register_cuda,
+        "CudaSharedMemoryUnregister": partial(unregister, CudaRegion, pb.CudaSharedMemoryUnregisterResponse),
     }
+    return {name: (getattr(pb, f"{name}Request"), respond) for name, respond in methods.items()}
 
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
@@ -251,7 +232,8 @@ class GrpcService:
             stream.finish(http_error(head.http_status))
             return IGNORE
         if head.size > MAX_HEADER_LIST:
-            return self._refuse(stream, head, _too_much_metadata(head.size))
+            message = f"received metadata of {head.size} bytes, which is more than the limit of {MAX_HEADER_LIST}"
+            return self._refuse(stream, head, CallFault(Status.RESOURCE_EXHAUSTED, message))
         method = self._methods.get(head.path)
         if method is None:
             return self._refuse(stream, head, CallFault(Status.UNIMPLEMENTED, ""))
@@ -296,21 +278,12 @@ class GrpcService:
         watchers = HealthWatchers(self._server, context.loop)
         paths[_HEALTH + "Watch"] = ("health", lambda stream, head: WatchCall(stream, head, context, watchers))
         for version in VERSIONS:
-            paths[_REFLECTION.format(version)] = ("metadata", self._reflection(version))
+            opener = partial(ReflectionCall, context=context, version=version)
+            paths[_REFLECTION.format(version)] = ("metadata", opener)
         return paths
-
-    def _reflection(self, version: str) -> Callable[[Http2Stream, RequestHead], Call]:
-        return lambda stream, head: ReflectionCall(stream, head, self._context, version)
 
     def _unary(self, request_class: type[Message], respond: Respond) -> Callable[[Http2Stream, RequestHead], Call]:
         return lambda stream, head: ControlCall(stream, head, self._context, request_class, respond)
-
-
-def _too_much_metadata(size: int) -> CallFault:
-    return CallFault(
-        Status.RESOURCE_EXHAUSTED,
-        f"received metadata of {size} bytes, which is more than the limit of {MAX_HEADER_LIST}",
-    )
 
 
 def _recorded(call: Call, client: str = "") -> Call:

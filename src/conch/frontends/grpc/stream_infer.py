@@ -18,14 +18,12 @@ from tritonclient.grpc import service_pb2
 from conch.core.errors import ConchError, internal
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import Buffer
-from conch.frontends.grpc.calls import Call
+from conch.frontends.grpc.calls import Call, ServingContext
 from conch.frontends.grpc.cancellation import cancel_requests, log_skipped_response
-from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import Status
-from conch.frontends.grpc.traced import begin_trace
 from conch.http2 import Http2ErrorCode, Http2Stream
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
@@ -126,11 +124,8 @@ class StreamInferCall(Call):
             self._send_in_order()
         self._running[request.serial] = request
         self._pause_if_full()
-        tracing = self._context.server.tracing
-        if tracing.on:
-            begin_trace(tracing, self, request)
         try:
-            self.infer(self._context.offloader, model, request, streamed.refuse)
+            self.infer(self._context, model, request, streamed.refuse)
         except ConchError as error:
             streamed.refuse(error)
 

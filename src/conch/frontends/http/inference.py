@@ -14,6 +14,7 @@ from conch.core.tensors import Buffer
 from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.http.background_tasks import start_work, take_body
 from conch.frontends.http.exchange import HttpExchange
+from conch.frontends.http.model_requests import observe
 from conch.frontends.http.responders import (
     EncodedResponse,
     GenerateResponder,
@@ -21,7 +22,6 @@ from conch.frontends.http.responders import (
     InferResponder,
     TextsResponder,
 )
-from conch.frontends.http.traced import observe
 from conch.frontends.offloading import work
 from conch.frontends.offloading.messages import resolve_spans
 from conch.frontends.offloading.offloader import LARGE_BYTES, Offloader, has_many_strings

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from time import monotonic_ns
+from typing import Any, Final
 
 from conch.core.errors import Code, ConchError, internal
 from conch.core.inference import InferRequest, InferResponse, ModelSignature
@@ -20,14 +21,32 @@ from conch.core.tensors import Buffer, WireTensor
 from conch.frontends.http.background_tasks import start_work, take_body
 from conch.frontends.http.dialects import refuse
 from conch.frontends.http.exchange import HttpExchange
-from conch.frontends.http.traced import observe
 from conch.frontends.offloading.offloader import Offloader
 from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
+from conch.telemetry.tracing.trace import HTTP
 from conch.telemetry.tracing.tracing import Tracing
 
 LOG = logging.getLogger("conch")
+
+_CALLER: Final = (b"traceparent", b"tracestate")
+
+
+def observe(tracing: Tracing, exchange: HttpExchange, request: InferRequest) -> None:
+    """Begin the trace of a request, if it is sampled, before its model gets it; identify it in the access log."""
+    if tracing.on:
+        _begin_trace(tracing, exchange, request)
+    if exchange.record is not None:
+        exchange.record.identify(request)
+
+
+def _begin_trace(tracing: Tracing, exchange: HttpExchange, request: InferRequest) -> None:
+    headers = {
+        name.decode(): value.decode("latin-1") for name in _CALLER if (value := exchange.headers.get(name)) is not None
+    }
+    # Missing if tracing was enabled while the body arrived.
+    tracing.begin(request, HTTP, getattr(exchange, "began", monotonic_ns()), headers)
 
 
 class RequestsResponder:

@@ -51,8 +51,7 @@ from conch.server.execution.caching import CacheLookup
 from conch.server.execution.dispatch import Dispatcher, is_limited
 from conch.server.execution.ensemble import Ensemble, Step
 from conch.server.execution.executor import Executor
-from conch.server.execution.remote.executor import RemoteSequences
-from conch.server.execution.remote.loading import complete_remote, make_executor
+from conch.server.execution.remote.executor import RemoteSequences, complete_remote, make_executor
 from conch.server.execution.scheduling import make_scheduler, preserves_ordering, read_states
 from conch.server.execution.starting import (
     WorkerPlacement,

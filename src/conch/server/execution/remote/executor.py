@@ -1,28 +1,70 @@
-"""Sends the requests of a model to other servers at once; only those servers have queues."""
+"""Sends the requests of a model to other servers at once; only those servers have queues.
+
+:func:`complete_remote` completes the configuration of a remote model from its servers, :func:`make_executor` loads it.
+The credentials of transports come from files and from the environment.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from time import monotonic, monotonic_ns
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
+from conch.client.connection import TlsContents, TlsFiles
 from conch.client.transport import ConnectionFailedError, LostError, UnreachableError
-from conch.config.remote import RemoteSettings, check_urls, read_url
-from conch.config.schema import ModelConfig
-from conch.core.errors import QUEUE_FULL, Code, ConchError, cancelled, internal, unavailable
+from conch.config import render
+from conch.config.complete import normalise
+from conch.config.remote import RemoteSettings, RemoteUrl, check_urls, read_remote, read_url, take_over
+from conch.config.schema import ModelConfig, copied, scheduler
+from conch.core.errors import QUEUE_FULL, Code, ConchError, cancelled, internal, invalid, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.server.execution.executor import Executor
 from conch.server.execution.remote.endpoints import Assignment, Endpoints, LostSequences
-from conch.server.execution.remote.transport import Connect, RemoteTransport
+from conch.server.execution.remote.http_calls import RemoteHttp, RemoteModel
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.child.packing import OutputWatch
 
 LOG = logging.getLogger("conch")
+
+
+class RemoteTransport(Protocol):
+    """Connections to one server, on the event loop.
+
+    Methods raise UnreachableError or LostError (:mod:`conch.client.transport`), or the server's error as a ConchError.
+    ``on_broken`` is called when a connection has broken, because the server may be gone.
+    """
+
+    on_broken: Callable[[], None]
+
+    async def check(self) -> None:
+        """Return if the model is ready; otherwise raise UNAVAILABLE with the reason."""
+
+    async def config(self) -> ModelConfig:
+        """The model's configuration on the server."""
+
+    async def infer(
+        self, request: InferRequest, seconds: float | None, deliver: Callable[[InferResponse], None]
+    ) -> None:
+        """Send a request and pass its responses to ``deliver``; the last one is final. Cancelling cancels the request.
+
+        Raises TimeoutError after ``seconds``.
+        """
+
+    async def close(self) -> None:
+        """Close all connections; in-flight requests end with them."""
+
+
+#: Creates the transport to a server.
+Connect = Callable[[RemoteUrl], RemoteTransport]
+
 
 #: Delay before the second health check of an unavailable server (s); it doubles with each failure.
 _FIRST_DELAY: Final = 0.1
@@ -433,3 +475,141 @@ class RemoteExecutor(Executor):
         """The deadline of a request (s, monotonic), from the configuration and the request; None without one."""
         limits = [seconds for seconds in (self._settings.timeout, request.timeout / 1e6) if seconds]
         return request.times.queued / 1e9 + min(limits) if limits else None
+
+
+#: Default idle time after which a sequence is no longer pinned to its server (s).
+_IDLE_SECONDS: Final = 600.0
+
+
+async def complete_remote(config: ModelConfig, directory: Path) -> ModelConfig:
+    """Complete ``config`` with the configuration on a server of the model; unchanged if it has inputs or outputs.
+
+    Raises UNAVAILABLE if no server returns its configuration.
+    """
+    settings = read_remote(config).of_version(-1)
+    if config.input or config.output:
+        return config
+    asker = RemoteExecutor(
+        config.name,
+        settings,
+        await connecting(settings, directory, decoupled=False),
+        ModelStatistics(config.name, 0),
+        decoupled=False,
+        limit=0,
+        idle_seconds=_IDLE_SECONDS,
+    )
+    try:
+        await asker.start()
+        theirs = await asker.config()
+    except ConchError as error:
+        raise unavailable(
+            f"the configuration of remote model '{config.name}' cannot be completed: {error.message}. With input and "
+            "output written in its configuration it loads while its server is away"
+        ) from None
+    finally:
+        await asker.stop(0)
+    return _merged(config, theirs)
+
+
+def _merged(config: ModelConfig, theirs: ModelConfig) -> ModelConfig:
+    completed = copied(config)
+    take_over(completed, theirs)
+    normalise(completed)
+    read_remote(completed)  # the decoupled property is known only now: check that the addresses support it
+    return completed
+
+
+async def make_executor(
+    config: ModelConfig,
+    version: int,
+    directory: Path,
+    statistics: ModelStatistics,
+    limit: int,
+    key: str,
+    sequences: RemoteSequences,
+) -> RemoteExecutor:
+    """Create and start the executor of a model version with a completed configuration.
+
+    ``limit`` is the maximum number of in-flight requests; for ``key`` and ``sequences`` see :class:`RemoteExecutor`.
+    """
+    settings = read_remote(config).of_version(version)
+    decoupled = config.model_transaction_policy.decoupled
+    idle = _IDLE_SECONDS
+    if scheduler(config) == "sequence_batching":
+        idle = config.sequence_batching.max_sequence_idle_microseconds / 1e6
+    watch = OutputWatch(config.name, lambda message: LOG.warning("%s", message))
+    watch.declare(json.loads(render.to_json(config)))
+    executor = RemoteExecutor(
+        config.name,
+        settings,
+        await connecting(settings, directory, decoupled=decoupled),
+        statistics,
+        decoupled=decoupled,
+        limit=limit,
+        idle_seconds=idle,
+        key=key,
+        sequences=sequences,
+        watch=watch,
+    )
+    try:
+        await executor.start()
+    except BaseException:
+        await executor.stop(0)
+        raise
+    return executor
+
+
+async def connecting(settings: RemoteSettings, directory: Path, *, decoupled: bool) -> Connect:
+    """Return a function that creates transports to the servers of a model; files are read in a thread.
+
+    Raises INVALID_ARG for unusable files, unset environment variables and invalid headers.
+    """
+    model = RemoteModel(
+        settings.model,
+        settings.version,
+        settings.connect_timeout,
+        decoupled,
+        _headers(settings),
+        await asyncio.to_thread(_read_tls, settings, directory),
+    )
+    return partial(_connect, model)
+
+
+def _connect(model: RemoteModel, url: RemoteUrl) -> RemoteTransport:
+    if not url.is_grpc:
+        return RemoteHttp(url, model)
+    from conch.server.execution.remote.grpc_calls import RemoteGrpc  # imports gRPC, which most servers do not need
+
+    return RemoteGrpc(url, model)
+
+
+def _headers(settings: RemoteSettings) -> dict[str, str]:
+    """The headers of each request; their values come from environment variables, never from the configuration."""
+    headers: dict[str, str] = {}
+    for line in _variable("headers_env", settings.headers_env).splitlines():
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            raise invalid(f"environment variable '{settings.headers_env}' must have 'name: value' on each line")
+        headers[name.strip().lower()] = value.strip()
+    authorization = _variable("authorization_env", settings.authorization_env).strip()
+    if authorization:
+        headers["authorization"] = authorization
+    for name, value in headers.items():
+        if not (name + value).isascii() or not (name + value).isprintable():
+            raise invalid(f"header '{name}' from the environment has characters that no header can have")
+    return headers
+
+
+def _variable(parameter: str, name: str) -> str:
+    if not name:
+        return ""
+    value = os.environ.get(name)
+    if value is None:
+        raise invalid(f"environment variable '{name}', which parameter '{parameter}' names, is not set")
+    return value
+
+
+def _read_tls(settings: RemoteSettings, directory: Path) -> TlsContents:
+    """Read the files for encrypted connections; blocking."""
+    names = (settings.ca_file, settings.certificate_file, settings.key_file)
+    return TlsFiles(*(str(directory / name) if name else "" for name in names)).contents()

@@ -16,7 +16,7 @@ from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
-from conch.server.execution.remote.transport import RemoteModel
+from conch.server.execution.remote.http_calls import RemoteModel
 from conch.wire.grpc.outgoing import ANY_SIZE, SERVICE_PATH, decode_response, encode_request
 
 #: Timeout for a server to end a stream when the model is unloaded (s); otherwise END_SECONDS.
@@ -38,7 +38,7 @@ _READY: Final = grpc.ChannelConnectivity.READY
 
 
 class RemoteGrpc:
-    """A channel to one server; see :class:`conch.server.execution.remote.transport.RemoteTransport`."""
+    """A channel to one server; see :class:`conch.server.execution.remote.executor.RemoteTransport`."""
 
     def __init__(self, url: RemoteUrl, model: RemoteModel) -> None:
         self.on_broken: Callable[[], None] = lambda: None

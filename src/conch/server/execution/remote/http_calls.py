@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final, cast
 
-from conch.client.connection import connect_failure
+from conch.client.connection import TlsContents, connect_failure
 from conch.client.http1 import JSON_SIZE, HttpFault, HttpResponse, ResponseReader, request_head
 from conch.client.transport import LostError, UnreachableError
 from conch.config import render
@@ -17,8 +18,24 @@ from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import Buffer
-from conch.server.execution.remote.transport import RemoteModel
 from conch.wire.json.outgoing import decode_error, decode_response, encode_request, model_path
+
+_NO_TLS: Final = TlsContents()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """The model on another server: its ``name`` and ``version`` there (-1 is any), and how to connect.
+
+    ``connect_timeout`` is in seconds. ``headers`` are sent with each request; their names are lower case.
+    """
+
+    name: str
+    version: int = -1
+    connect_timeout: float = 3.0
+    decoupled: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+    tls: TlsContents = _NO_TLS
 
 
 class RemoteHttpConnection(asyncio.Protocol):
@@ -118,7 +135,7 @@ _IDLE_SECONDS: Final = 30.0
 
 
 class RemoteHttp:
-    """Connections to one server; see :class:`conch.server.execution.remote.transport.RemoteTransport`."""
+    """Connections to one server; see :class:`conch.server.execution.remote.executor.RemoteTransport`."""
 
     def __init__(self, url: RemoteUrl, model: RemoteModel) -> None:
         self.on_broken: Callable[[], None] = lambda: None

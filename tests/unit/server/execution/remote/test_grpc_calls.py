@@ -19,8 +19,7 @@ from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import WireTensor
 from conch.server.execution.remote import grpc_calls
-from conch.server.execution.remote.loading import connecting
-from conch.server.execution.remote.transport import RemoteTransport
+from conch.server.execution.remote.executor import RemoteTransport, connecting
 from tests import certificates
 
 Status = grpc.StatusCode

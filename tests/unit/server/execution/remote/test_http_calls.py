@@ -16,8 +16,7 @@ from conch.config.remote import RemoteSettings, read_url
 from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import WireTensor
-from conch.server.execution.remote.loading import connecting
-from conch.server.execution.remote.transport import RemoteTransport
+from conch.server.execution.remote.executor import RemoteTransport, connecting
 from tests import certificates
 
 

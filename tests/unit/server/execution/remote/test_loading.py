@@ -15,8 +15,7 @@ from conch.config.complete import complete
 from conch.config.pbtxt import parse
 from conch.config.schema import ModelConfig, scheduler
 from conch.core.errors import Code, ConchError
-from conch.server.execution.remote.executor import RemoteSequences
-from conch.server.execution.remote.loading import complete_remote, make_executor
+from conch.server.execution.remote.executor import RemoteSequences, complete_remote, make_executor
 from conch.telemetry.statistics import ModelStatistics
 
 THEIRS = """
