@@ -36,6 +36,13 @@ const go = (page, hash = '') => page.goto(`${address}/console/${hash}`)
 const live = (page) => page.locator('.status', { hasText: /Live/ }).waitFor()
 const model = (name, query = '') => `#/models/${name}${query}`
 
+/** Change the server's description of the model `echo`. */
+const pretend = (page, change) =>
+  page.route('**/console/models/echo', async (route) => {
+    const response = await route.fetch()
+    await route.fulfill({ response, json: change(await response.json()) })
+  })
+
 async function findings(page, name) {
   await page.evaluate(axe)
   const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ['violations'] }))
@@ -121,16 +128,14 @@ const scenarios = {
       await page.getByRole('button', { name: language }).click()
       check((await page.getByLabel('Code', { exact: true }).textContent()).includes(part), `${language} lacks ${part}`)
     }
+    await page.getByRole('button', { name: 'Run' }).hover()
+    await findings(page, 'a button under the pointer')
   },
 
   /** A chat of 10,000 tokens arrives whole, and the page stays usable. The server's part is played here. */
   async stream() {
     const page = await open()
-    await page.route('**/console/models/echo', async (route) => {
-      const response = await route.fetch()
-      const body = await response.json()
-      await route.fulfill({ response, json: { ...body, facts: { ...body.facts, chat_template: 'yes' } } })
-    })
+    await pretend(page, (body) => ({ ...body, facts: { ...body.facts, chat_template: 'yes' } }))
     const words = Array.from({ length: 10_000 }, (_, index) => ` w${index}`)
     const chunk = (delta) => `data: ${JSON.stringify({ choices: [{ index: 0, delta }] })}\n\n`
     const body = words.map((content) => chunk({ content })).join('') + 'data: [DONE]\n\n'
@@ -141,8 +146,28 @@ const scenarios = {
     await page.getByText('first token after').waitFor()
     const text = await page.locator('li.assistant .text').textContent()
     check(text === words.join(''), `the text has ${text.length} characters, not ${words.join('').length}`)
+    await findings(page, 'chat')
+    await page.getByText('This request as code').click()
+    const code = await page.getByLabel('Code', { exact: true }).textContent()
+    check(code.includes('"Hello"') && !code.includes('w17'), 'the code is not that of the request')
     await page.getByRole('button', { name: 'New conversation' }).click()
     await page.getByText('Send a message').waitFor()
+  },
+
+  /** Models that take a pair of texts rank if they return a score, and do not if they return labels. */
+  async forms() {
+    const tensors = (...names) => names.map((name) => ({ name, datatype: 'BYTES', shape: [-1, 1] }))
+    for (const [outputs, ranks] of [[['score'], 1], [['label', 'score'], 0]]) {
+      const page = await open()
+      const metadata = { inputs: tensors('text_input', 'text_pair'), outputs: tensors(...outputs) }
+      await pretend(page, (body) => ({ ...body, metadata: { ...body.metadata, ...metadata } }))
+      await go(page, '#/playground/echo')
+      await page.locator('form, section').first().waitFor()
+      await page.getByText('This request as code').waitFor()
+      const buttons = await page.getByRole('button', { name: 'Ranking' }).count()
+      check(buttons === ranks, `${outputs}: ${buttons} forms rank`)
+      await page.context().close()
+    }
   },
 
   /** The console asks for a key, and uses it. */

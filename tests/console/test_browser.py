@@ -75,7 +75,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
         yield started
 
 
-@pytest.mark.parametrize("scenario", ["pages", "keyboard", "control", "tensors", "stream"])
+@pytest.mark.parametrize("scenario", ["pages", "keyboard", "control", "tensors", "stream", "forms"])
 def test_console(server: ConchServer, scenario: str) -> None:
     run(scenario, server)
 

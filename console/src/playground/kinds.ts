@@ -17,7 +17,8 @@ export function kindsOf(page: Pick<ModelPage, 'metadata' | 'facts' | 'decoupled'
   const kinds: Kind[] = []
   if (page.facts.chat_template === 'yes') kinds.push('chat')
   if (inputs.get('text_input') === 'BYTES' && outputs.has('embedding')) kinds.push('embedding')
-  if (inputs.get('text_input') === 'BYTES' && inputs.get('text_pair') === 'BYTES' && outputs.has('score')) kinds.push('ranking')
+  if (inputs.get('text_input') === 'BYTES' && inputs.get('text_pair') === 'BYTES' && outputs.has('score') && !outputs.has('label'))
+    kinds.push('ranking')
   if (inputs.get('audio') === 'BYTES' && outputs.has('text_output')) kinds.push('transcription')
   return [...kinds, 'tensors']
 }
