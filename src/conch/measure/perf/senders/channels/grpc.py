@@ -63,14 +63,25 @@ _GREETING: Final = (
 _SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
 
 
-class _Sending:
-    """A message that is partly sent and waits for flow-control window; ``flags`` are the flags of its last frame."""
+class _GrpcStream:
+    """A stream and the call that it carries; ``in_flight`` is whether a request of the call has no response yet."""
 
-    def __init__(self, call: TimedCall, stream: int, data: bytes, flags: int) -> None:
+    __slots__ = ("call", "flags", "id", "in_flight", "left", "number", "received", "response", "window")
+
+    def __init__(self, number: int, call: TimedCall, window: int) -> None:
+        self.number = number
         self.call = call
-        self.stream = stream
-        self.flags = flags
-        self.left = memoryview(data)
+        self.in_flight = False
+        #: Remaining send window (bytes).
+        self.window = window
+        #: The part of the message that waits for flow-control window, and the flags of its last frame.
+        self.left = memoryview(b"")
+        self.flags = 0
+        #: The received part of a response that is examined.
+        self.response = b""
+        #: The id of the request in flight, and the bytes received since the last window update; of streaming calls.
+        self.id = ""
+        self.received = 0
 
 
 class GrpcChannel(Connecting):
@@ -82,14 +93,13 @@ class GrpcChannel(Connecting):
     protocols = ("h2",)
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, address: Address, method: Rpc, judge: Judge | None = None,
-        max_streams: int = SHARED_BY,
-    ) -> None:  # fmt: skip
+        self, loop: asyncio.AbstractEventLoop, address: Address, method: Rpc, judge: Judge | None = None
+    ) -> None:
         super().__init__(loop, address)
         self._method = method
         self._judge = judge
-        self._max_streams = max_streams
-        self._calls: dict[int, TimedCall] = {}
+        #: Whether the data of responses is kept.
+        self._examines = judge is not None
         #: Calls that wait for a connection.
         self._unsent: deque[TimedCall] = deque()
         self._reset()
@@ -111,15 +121,15 @@ class GrpcChannel(Connecting):
         self._window = frames.DEFAULT_WINDOW
         self._received = 0
         self._block: tuple[int, int, bytes] | None = None
-        self._sending: dict[int, _Sending] = {}
-        #: Remaining send windows of the streams for which they are tracked (bytes).
-        self._windows: dict[int, int] = {}
-        #: The received parts of responses that are examined.
-        self._responses: dict[int, bytes] = {}
+        self._streams: dict[int, _GrpcStream] = {}
+        self._stream_of: dict[TimedCall, _GrpcStream] = {}
+        #: Streams with a message that is partly sent.
+        self._sending: dict[int, _GrpcStream] = {}
+        self._in_flight = 0
 
     @property
     def room(self) -> int:
-        return self._max_streams - len(self._calls) - len(self._unsent)
+        return SHARED_BY - self._in_flight - len(self._unsent)
 
     def send(self, call: TimedCall) -> None:
         call.channel = self
@@ -136,14 +146,11 @@ class GrpcChannel(Connecting):
     def cancel(self, call: TimedCall) -> None:
         if call in self._unsent:
             self._unsent.remove(call)
-            return
-        for stream, pending in self._calls.items():
-            if pending is call:
-                del self._calls[stream]
-                self._forget(stream)
-                self._out.append(frames.rst_stream(stream, frames.Http2ErrorCode.CANCEL))
-                self._flush()
-                return
+        elif (stream := self._stream_of.get(call)) is not None and stream.in_flight:
+            self._in_flight -= 1
+            self._forget(stream)
+            self._out.append(frames.rst_stream(stream.number, frames.Http2ErrorCode.CANCEL))
+            self._flush()
 
     # Called by the transport
 
@@ -156,8 +163,7 @@ class GrpcChannel(Connecting):
             self._flush()
 
     def on_lost(self, error: str) -> None:
-        calls = [*self._calls.values(), *self._unsent]
-        self._calls.clear()
+        calls = [*self._take_calls(), *self._unsent]
         self._unsent.clear()
         self._writing.clear()
         for call in calls:
@@ -183,33 +189,32 @@ class GrpcChannel(Connecting):
     # Sending
 
     def _open(self, call: TimedCall) -> None:
-        stream = self._open_stream()
-        call.sent = monotonic_ns()
-        self._calls[stream] = call
-        if self._judge is not None:
-            self._responses[stream] = b""
-        self._send_message(stream, call, call.payload.data, frames.END_STREAM)
+        self._send_message(self._open_stream(call), call.payload.data, frames.END_STREAM)
 
-    def _open_stream(self) -> int:
-        stream = self._next_stream
-        self._next_stream = stream + 2
+    def _open_stream(self, call: TimedCall) -> _GrpcStream:
+        number = self._next_stream
+        self._next_stream = number + 2
         head = self._head or self._encode_head()
-        self._out.append(frames.FRAME.pack(len(head) << 8 | frames.HEADERS, frames.END_HEADERS, stream))
+        self._out.append(frames.FRAME.pack(len(head) << 8 | frames.HEADERS, frames.END_HEADERS, number))
         self._out.append(head)
+        stream = self._streams[number] = self._stream_of[call] = _GrpcStream(number, call, self._stream_window)
         return stream
 
-    def _send_message(self, stream: int, call: TimedCall, data: bytes, flags: int) -> None:
+    def _send_message(self, stream: _GrpcStream, data: bytes, flags: int) -> None:
+        """Send a request of the stream's call, as far as the windows allow."""
+        stream.in_flight = True
+        self._in_flight += 1
+        stream.call.sent = monotonic_ns()
         size = len(data)
-        if size <= self._frame_size and size <= self._window and size <= self._windows.get(stream, self._stream_window):
+        if size <= self._frame_size and size <= self._window and size <= stream.window:
             self._window -= size
-            if stream in self._windows:
-                self._windows[stream] -= size
-            self._out.append(frames.FRAME.pack(size << 8 | frames.DATA, flags, stream))
+            stream.window -= size
+            self._out.append(frames.FRAME.pack(size << 8 | frames.DATA, flags, stream.number))
             self._out.append(data)
-            self._ending.append(call)
+            self._ending.append(stream.call)
         else:
-            self._windows.setdefault(stream, self._stream_window)
-            self._sending[stream] = _Sending(call, stream, data, flags)
+            stream.left, stream.flags = memoryview(data), flags
+            self._sending[stream.number] = stream
             self._pump()
 
     def _encode_head(self) -> bytes:
@@ -229,18 +234,17 @@ class GrpcChannel(Connecting):
 
     def _pump(self) -> None:
         """Send the pending messages as far as the windows allow."""
-        for sending in list(self._sending.values()):
-            stream = sending.stream
-            while sending.left and (room := min(self._window, self._windows[stream], self._frame_size)) > 0:
-                part, sending.left = sending.left[:room], sending.left[room:]
-                flags = 0 if sending.left else sending.flags
-                self._out.append(frames.FRAME.pack(len(part) << 8 | frames.DATA, flags, stream))
+        for stream in list(self._sending.values()):
+            while stream.left and (room := min(self._window, stream.window, self._frame_size)) > 0:
+                part, stream.left = stream.left[:room], stream.left[room:]
+                flags = 0 if stream.left else stream.flags
+                self._out.append(frames.FRAME.pack(len(part) << 8 | frames.DATA, flags, stream.number))
                 self._out.append(part)
                 self._window -= len(part)
-                self._windows[stream] -= len(part)
-            if not sending.left:
-                self._ending.append(sending.call)
-                del self._sending[stream]
+                stream.window -= len(part)
+            if not stream.left:
+                self._ending.append(stream.call)
+                del self._sending[stream.number]
 
     def _flush(self) -> None:
         out, ending = self._out, self._ending
@@ -260,85 +264,89 @@ class GrpcChannel(Connecting):
         now = monotonic_ns()
         at, end = 0, len(data)
         while end - at >= 9:
-            word, flags, stream = frames.FRAME.unpack_from(data, at)
+            word, flags, number = frames.FRAME.unpack_from(data, at)
             size = word >> 8
             stop = at + 9 + size
             if stop > end:
                 break
             kind = word & 0xFF
             if kind == frames.DATA:
-                self._on_data(stream, flags, size, now)
-                if stream in self._responses:
-                    part = data[at + 9 : stop]
-                    if flags & frames.PADDED:
-                        part = frames.without_padding(frames.PADDED, part)
-                    self._on_response_data(stream, part, now)
+                self._received += size
+                if (stream := self._streams.get(number)) is not None:
+                    self._on_data(stream, flags, size, now)
+                    if self._examines and number in self._streams:
+                        part = data[at + 9 : stop]
+                        if flags & frames.PADDED:
+                            part = frames.without_padding(frames.PADDED, part)
+                        self._on_response_data(stream, part, now)
             elif kind == frames.HEADERS:
                 block = data[at + 9 : stop]
                 if flags & (frames.PADDED | frames.HAS_PRIORITY):
                     block = frames.without_padding(flags, block)
                 if flags & frames.END_HEADERS:
-                    self._on_block(stream, flags, block, now)
+                    self._on_block(number, flags, block, now)
                 else:
-                    self._block = (stream, flags, block)
+                    self._block = (number, flags, block)
             else:
-                self._on_control(kind, flags, stream, data[at + 9 : stop], now)
+                self._on_control(kind, flags, number, data[at + 9 : stop], now)
             if self.transport is None:
                 return
             at = stop
         self._rest = data[at:]
-
-    def _on_data(self, stream: int, flags: int, size: int, now: int) -> None:
-        self._received += size
         if self._received >= _WINDOW // 2:
             self._out.append(frames.window_update(0, self._received))
             self._received = 0
-        call = self._calls.get(stream)
-        if call is None:
-            return
-        if not call.first:
-            call.first = now
-        call.received += size
-        if flags & frames.END_STREAM:
-            self._end(stream, Outcome.UNREADABLE, 0, "the stream ended without a status")
 
-    def _on_response_data(self, stream: int, data: bytes, now: int) -> None:
+    def _on_data(self, stream: _GrpcStream, flags: int, size: int, now: int) -> None:
+        if stream.in_flight:
+            call = stream.call
+            if not call.first:
+                call.first = now
+            call.received += size
+            if flags & frames.END_STREAM:
+                self._end(stream, Outcome.UNREADABLE, "the stream ended without a status")
+
+    def _on_response_data(self, stream: _GrpcStream, data: bytes, now: int) -> None:
         """Add a part of a response that is examined."""
-        self._responses[stream] += data
+        stream.response += data
 
-    def _on_block(self, stream: int, flags: int, block: bytes, now: int) -> None:
-        end = self._decoder.head(block)
-        call = self._calls.get(stream)
-        if call is None:
-            return
+    def _on_block(self, number: int, flags: int, block: bytes, now: int) -> None:
+        status = self._decoder.head(block)  # also of unknown streams, because blocks share the decoder's state
+        if (stream := self._streams.get(number)) is not None:
+            self._on_status(stream, status, now, ended=bool(flags & frames.END_STREAM))
+
+    def _on_status(self, stream: _GrpcStream, status: RpcStatus, now: int, *, ended: bool) -> None:
+        call = stream.call
         if not call.first:
             call.first = now
-        if not flags & frames.END_STREAM:
+        if not ended:
             return
-        if end.grpc == 0:
+        if status.grpc == 0:
             call.responses += 1
-            wrong = self._judge(call.number, self._responses[stream][5:], 0) if self._judge is not None else ""
-            self._end(stream, Outcome.WRONG if wrong else Outcome.OK, 0, wrong, now)
-        elif end.grpc is not None:
-            self._end(stream, Outcome.REFUSED, end.grpc, end.message)
+            wrong = self._judge(call.number, stream.response[5:], 0) if self._judge is not None else ""
+            self._end(stream, Outcome.WRONG if wrong else Outcome.OK, wrong, end=now)
+        elif status.grpc is not None:
+            self._end(stream, Outcome.REFUSED, status.message, status.grpc)
         else:
-            self._end(stream, Outcome.REFUSED, end.http or 0, f"HTTP status {end.http} and no status of gRPC")
+            error = f"HTTP status {status.http} and no status of gRPC"
+            self._end(stream, Outcome.REFUSED, error, status.http or 0)
 
-    def _on_control(self, kind: int, flags: int, stream: int, payload: bytes, now: int) -> None:
+    def _on_control(self, kind: int, flags: int, number: int, payload: bytes, now: int) -> None:
+        stream = self._streams.get(number)
         if kind == frames.WINDOW_UPDATE:
             increment = frames.WORD.unpack(payload)[0]
-            if not stream:
+            if not number:
                 self._window += increment
-            elif stream in self._windows:
-                self._windows[stream] += increment
-            if self._sending:
-                self._pump()
+            elif stream is not None:
+                stream.window += increment
+            self._pump()
         elif kind == frames.SETTINGS and not flags & frames.ACK:
             self._on_settings(payload)
         elif kind == frames.PING and not flags & frames.ACK:
             self._out.append(frames.frame(frames.PING, frames.ACK, 0, payload))
         elif kind == frames.RST_STREAM:
-            self._end(stream, Outcome.REFUSED, frames.WORD.unpack(payload)[0], "the server reset the stream")
+            if stream is not None:
+                self._end(stream, Outcome.REFUSED, "the server reset the stream", frames.WORD.unpack(payload)[0])
         elif kind == frames.GOAWAY:
             self._on_goaway(payload)
         elif kind == frames.CONTINUATION and self._block is not None:
@@ -354,54 +362,63 @@ class GrpcChannel(Connecting):
         if frames.INITIAL_WINDOW_SIZE in values:
             grown = values[frames.INITIAL_WINDOW_SIZE] - self._stream_window
             self._stream_window += grown
-            for stream in self._windows:
-                self._windows[stream] += grown
+            for stream in self._streams.values():
+                stream.window += grown
         self._out.append(_SETTINGS_ACK)
-        if self._sending:
-            self._pump()
+        self._pump()
 
     def _on_goaway(self, payload: bytes) -> None:
         """Let the calls that the server has accepted complete; other and new calls use a new connection."""
         last, code = frames.GOAWAY_HEAD.unpack_from(payload)
         why = payload[frames.GOAWAY_HEAD.size :].decode("utf-8", "replace")
         self._going_away = True
-        for stream in [call for call in self._calls if call > last]:
-            self._end(stream, Outcome.CONNECTION_LOST, code, f"the server ended the connection: {why or code}")
+        for stream in [stream for number, stream in self._streams.items() if number > last]:
+            self._end(stream, Outcome.CONNECTION_LOST, f"the server ended the connection: {why or code}", code)
         self._reconnect_when_idle()
 
     def _reconnect_when_idle(self) -> None:
-        if self._going_away and not self._calls:
+        if self._going_away and not self._in_flight:
             self.close()
             self._going_away = False
             if self._unsent:
                 self.connect()
 
-    def _end(self, stream: int, outcome: Outcome, code: int, error: str, end: int = 0) -> None:
-        call = self._calls.pop(stream, None)
+    def _end(self, stream: _GrpcStream, outcome: Outcome, error: str, code: int = 0, end: int = 0) -> None:
+        """End a stream, and its request in flight."""
         self._forget(stream)
-        if call is not None:
-            call.finish(outcome, error, code, end)
+        self._complete(stream, outcome, error, code, end)
+
+    def _complete(self, stream: _GrpcStream, outcome: Outcome, error: str, code: int = 0, end: int = 0) -> None:
+        """Complete the request in flight, if any."""
+        if stream.in_flight:
+            stream.in_flight = False
+            self._in_flight -= 1
+            stream.call.finish(outcome, error, code, end)
             if self._going_away:
                 self._reconnect_when_idle()
 
-    def _forget(self, stream: int) -> None:
-        """Remove the state of a stream that has ended."""
-        self._sending.pop(stream, None)
-        self._windows.pop(stream, None)
-        self._responses.pop(stream, None)
+    def _forget(self, stream: _GrpcStream) -> None:
+        """Remove a stream that has ended."""
+        del self._streams[stream.number], self._stream_of[stream.call]
+        self._sending.pop(stream.number, None)
+
+    def _take_calls(self) -> list[TimedCall]:
+        """Return the calls in flight, and forget all streams."""
+        calls = [stream.call for stream in self._streams.values() if stream.in_flight]
+        self._streams.clear()
+        self._stream_of.clear()
+        self._sending.clear()
+        self._in_flight = 0
+        return calls
 
     def _fail(self, error: str) -> None:
-        calls = list(self._calls.values())
-        self._calls.clear()
-        for call in calls:
+        for call in self._take_calls():
             call.finish(Outcome.UNREADABLE, error)
         if self._unsent:
             self.connect()
 
 
 _PREFIX: Final = 5
-#: Number of received bytes in a stream after which its window is updated.
-_WINDOW_UPDATE_BYTES: Final = frames.MAX_WINDOW // 2
 
 
 class StreamChannel(GrpcChannel):
@@ -413,65 +430,38 @@ class StreamChannel(GrpcChannel):
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, address: Address, method: Rpc, judge: Judge | None = None, *,
-        decoupled: bool, max_streams: int = SHARED_BY,
+        decoupled: bool,
     ) -> None:  # fmt: skip
-        super().__init__(loop, address, method, judge, max_streams)
+        super().__init__(loop, address, method, judge)
+        self._examines = True
         self._decoupled = decoupled
         self._next_id = 0
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._stream_of: dict[TimedCall, int] = {}
-        self._ids: dict[int, str] = {}
-        self._received_in: dict[int, int] = {}
 
     # Sending
 
     def _open(self, call: TimedCall) -> None:
-        stream = self._stream_of.get(call)
-        if stream is None:
-            stream = self._stream_of[call] = self._open_stream()
-            self._windows[stream] = self._stream_window
-            self._responses[stream] = b""
-            self._received_in[stream] = 0
-        identity = f"{self._next_id:0{ID_SIZE}x}"
+        stream = self._stream_of.get(call) or self._open_stream(call)
+        stream.id = f"{self._next_id:0{ID_SIZE}x}"
         self._next_id = (self._next_id + 1) % 16**ID_SIZE
-        self._ids[stream] = identity
-        self._calls[stream] = call
-        call.sent = monotonic_ns()
-        self._send_message(stream, call, call.payload.data[:-ID_SIZE] + identity.encode(), 0)
-
-    def _forget(self, stream: int) -> None:
-        super()._forget(stream)
-        self._ids.pop(stream, None)
-        self._received_in.pop(stream, None)
-        for call in [call for call, its in self._stream_of.items() if its == stream]:
-            del self._stream_of[call]
+        self._send_message(stream, call.payload.data[:-ID_SIZE] + stream.id.encode(), 0)
 
     # Reading
 
-    def _on_data(self, stream: int, flags: int, size: int, now: int) -> None:
+    def _on_data(self, stream: _GrpcStream, flags: int, size: int, now: int) -> None:
         super()._on_data(stream, flags, size, now)
-        if stream in self._received_in:
-            received = self._received_in[stream] + size
-            if received >= _WINDOW_UPDATE_BYTES:
-                self._out.append(frames.window_update(stream, received))
-                received = 0
-            self._received_in[stream] = received
+        stream.received += size
+        if stream.received >= _WINDOW // 2:
+            self._out.append(frames.window_update(stream.number, stream.received))
+            stream.received = 0
 
-    def _on_block(self, stream: int, flags: int, block: bytes, now: int) -> None:
-        if flags & frames.END_STREAM:
-            end = self._decoder.head(block)
-            message = end.message or "the server ended the stream"
-            self._end(stream, Outcome.REFUSED, end.grpc or end.http or 0, message)
-        else:
-            # The headers that begin a stream are not part of a response.
-            self._decoder.head(block)
+    def _on_status(self, stream: _GrpcStream, status: RpcStatus, now: int, *, ended: bool) -> None:
+        if ended:  # the headers that begin a stream are not part of a response
+            message = status.message or "the server ended the stream"
+            self._end(stream, Outcome.REFUSED, message, status.grpc or status.http or 0)
 
-    def _on_response_data(self, stream: int, data: bytes, now: int) -> None:
-        held = self._responses[stream]
-        if held:
-            data = held + data
+    def _on_response_data(self, stream: _GrpcStream, data: bytes, now: int) -> None:
+        if stream.response:
+            data = stream.response + data
         at = 0
         while len(data) - at >= _PREFIX:
             stop = at + _PREFIX + int.from_bytes(data[at + 1 : at + _PREFIX], "big")
@@ -479,19 +469,18 @@ class StreamChannel(GrpcChannel):
                 break
             self._on_response(stream, data[at + _PREFIX : stop], now)
             at = stop
-        if stream in self._responses:
-            self._responses[stream] = data[at:]
+        stream.response = data[at:]
 
-    def _on_response(self, stream: int, message: bytes, now: int) -> None:
-        call = self._calls.get(stream)
-        if call is None:
+    def _on_response(self, stream: _GrpcStream, message: bytes, now: int) -> None:
+        if not stream.in_flight:
             return
+        call = stream.call
         response = service_pb2.ModelStreamInferResponse.FromString(message)
         inference = response.infer_response
-        if inference.id and inference.id != self._ids[stream]:
+        if inference.id and inference.id != stream.id:
             return
         if response.error_message:
-            self._complete(stream, Outcome.REFUSED, response.error_message, now)
+            self._complete(stream, Outcome.REFUSED, response.error_message, end=now)
             return
         last = not self._decoupled or (
             "triton_final_response" in inference.parameters and inference.parameters["triton_final_response"].bool_param
@@ -504,10 +493,4 @@ class StreamChannel(GrpcChannel):
             wrong = ""
             if self._judge is not None:
                 wrong = self._judge(call.number, inference.SerializeToString(), 0)
-            self._complete(stream, Outcome.WRONG if wrong else Outcome.OK, wrong, now)
-
-    def _complete(self, stream: int, outcome: Outcome, error: str, now: int) -> None:
-        """Complete a request; its stream stays open."""
-        self._calls.pop(stream).finish(outcome, error, end=now)
-        if self._going_away:
-            self._reconnect_when_idle()
+            self._complete(stream, Outcome.WRONG if wrong else Outcome.OK, wrong, end=now)
