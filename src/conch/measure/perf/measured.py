@@ -248,21 +248,23 @@ Quantiles = Sequence[tuple[float, float]]
 class LevelDistributions:
     """Quantiles as pairs of a fraction (0 to below 1) and the time (s) that this fraction of requests did not exceed.
 
-    ``ttft`` and ``itl`` are empty unless responses are text.
+    ``ttft`` and ``itl`` are empty unless responses are text; all are empty if the requests are unknown.
     """
 
-    latency: Quantiles
-    ttft: Quantiles
-    itl: Quantiles
+    latency: Quantiles = ()
+    ttft: Quantiles = ()
+    itl: Quantiles = ()
 
     @classmethod
-    def of(cls, level: LevelRecords, *, text: bool) -> LevelDistributions:
+    def of(cls, level: LevelRecords | None, *, text: bool) -> LevelDistributions:
         """Return the distributions of the successful requests in the windows that count."""
+        if level is None:
+            return cls()
         records = level.records[ended_in(level.records, level.spans)]
         well = records[records["outcome"] == Outcome.OK]
         latency = quantiles(well["end"] - well["due"])
         if not text:
-            return cls(latency, (), ())
+            return cls(latency)
         times = token_times(level.records, level.events, level.spans)
         return cls(latency, quantiles(times.ttft), quantiles(times.itl))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
@@ -110,8 +110,8 @@ def _between(known: TopModel, first: ModelCounts, last: ModelCounts, seconds: fl
     tokens = grown.get("generated_tokens", 0.0) or grown.get("tokens", 0.0)
     looked_up = grown.get("cache_hits", 0.0) + grown.get("cache_misses", 0.0)
     request = _grown(first, last, "request") or _grown(first, last, "generation")
-    return TopModel(
-        **{name: getattr(known, name) for name in _GAUGES},
+    return replace(
+        known,
         rate=requests / seconds,
         failing=failed / seconds,
         median=quantile(0.5, request) if request else last.quantiles.get(0.5) if requests else None,
@@ -125,12 +125,6 @@ def _between(known: TopModel, first: ModelCounts, last: ModelCounts, seconds: fl
         inter_token=quantile(0.5, _grown(first, last, "inter_token")),
         cache_hits=grown["cache_hits"] / looked_up if looked_up else None,
     )
-
-
-_GAUGES: Final = (
-    "name", "version", "state", "reason", "failures", "waiting", "instances", "memory", "memory_by_kind", "restarts",
-    "restarts_by_reason", "generation", "history",
-)  # fmt: skip
 
 
 def _grown(first: ModelCounts, last: ModelCounts, histogram: str) -> Buckets:
@@ -216,10 +210,9 @@ class ServerHistory:
             entry = states.pop(key, {})
             models.append(history.figures(key, entry.get("state", ""), entry.get("reason", ""), instances.get(key[0])))
         # Without a state, a model of the repository that was never loaded.
-        others = (entry for entry in states.values())
         models += [
             TopModel(entry["name"], entry.get("version", ""), entry.get("state") or "UNLOADED", entry.get("reason", ""))
-            for entry in others
+            for entry in states.values()
         ]
         gauges = counts.gauges
         total = gauges.get("nv_cpu_memory_total_bytes")

@@ -75,7 +75,7 @@ class Outputs:
         self._files = files
         #: The plan, which keeps the records if the HTML report needs them.
         self.plan = replace(plan, keep_records=True) if files.html is not None else plan
-        self._distributions: list[LevelDistributions | None] = []
+        self._distributions: list[LevelDistributions] = []
         self._log = RequestLog(files.jsonl) if files.jsonl is not None else None
 
     def on_collected(self, level: float, collected: Collected) -> None:
@@ -86,10 +86,7 @@ class Outputs:
 
     def take(self, measured: Measured) -> Measured:
         """Add a measured level; return it without its records, which are no longer needed."""
-        records = measured.records
-        self._distributions.append(
-            LevelDistributions.of(records, text=measured.generation is not None) if records is not None else None
-        )
+        self._distributions.append(LevelDistributions.of(measured.records, text=measured.generation is not None))
         return replace(measured, records=None)
 
     def write(self, opening: str, command: str, measured: Sequence[Measured]) -> None:

@@ -178,20 +178,23 @@ _LINES: Final = 6
 
 def report(
     plan: PerfPlan, opening: str, command: str, measured: Sequence[Measured],
-    distributions: Sequence[LevelDistributions | None],
+    distributions: Sequence[LevelDistributions],
 ) -> Report:  # fmt: skip
     """Return the report; ``opening`` describes the server, model and requests, ``distributions`` are by level.
 
     Levels that other processes disturbed are grey, and count only if all were disturbed.
     """
     completed = [measurement for measurement in measured if measurement.figures.latency is not None]
+    latencies = [level.latency for level in distributions]
+    latency = _distribution(plan, measured, latencies, "Distribution of latency", "latency (ms)", wide=True)
+    has_resources = any(measurement.resources is not None or measurement.metrics for measurement in measured)
     sections = [
         Section("Figures", [level_table(plan, measured), *_throughput(plan, completed)], "figures"),
-        Section("Latency", list(_latency(plan, measured, distributions)), "latency"),
+        Section("Latency", list(latency), "latency"),
         Section("Time by stage", list(_stages(plan, completed)), "stages"),
         Section("Tokens", list(_generation(plan, measured, distributions)), "tokens"),
         Section("Over time", list(_over_time(plan, measured)), "time"),
-        Section("Server resources", list(_used(plan, measured)), "used"),
+        Section("Server resources", [resources_table(plan, measured)] if has_resources else [], "used"),
         Section("Errors", list(_failed(plan, measured)), "failed"),
         Section(
             "Machine and settings",
@@ -330,21 +333,14 @@ def _throughput(plan: PerfPlan, completed: Sequence[Measured]) -> Iterator[Chart
     )
 
 
-def _latency(
-    plan: PerfPlan, measured: Sequence[Measured], distributions: Sequence[LevelDistributions | None]
-) -> Iterator[Chart]:
-    latencies = [distribution.latency if distribution is not None else () for distribution in distributions]
-    yield from _distribution(plan, measured, latencies, "Distribution of latency", "latency (ms)", wide=True)
-
-
 def _generation(
-    plan: PerfPlan, measured: Sequence[Measured], distributions: Sequence[LevelDistributions | None]
+    plan: PerfPlan, measured: Sequence[Measured], distributions: Sequence[LevelDistributions]
 ) -> Iterator[Block]:
     if any(measurement.generation is not None for measurement in measured):
         yield generation_table(plan, measured)
-    first = [distribution.ttft if distribution is not None else () for distribution in distributions]
+    first = [level.ttft for level in distributions]
     yield from _distribution(plan, measured, first, "Time to the first token", "time to first token (ms)", wide=False)
-    between = [distribution.itl if distribution is not None else () for distribution in distributions]
+    between = [level.itl for level in distributions]
     yield from _distribution(plan, measured, between, "Time between tokens", "inter-token latency (ms)", wide=False)
 
 
@@ -437,11 +433,6 @@ def _windows(measured: Measured, value: Callable[..., float]) -> Iterator[Dot]:
         disturbed = window.interference is not None and window.interference.disturbs
         label = f"disturbed: {window.interference}" if disturbed else f"{window.requests} requests"
         yield Dot(end, value(window), label, muted=disturbed)
-
-
-def _used(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Block]:
-    if any(measurement.resources is not None or measurement.metrics for measurement in measured):
-        yield resources_table(plan, measured)
 
 
 def _failed(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Block]:

@@ -14,7 +14,7 @@ import os
 import resource
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -48,28 +48,41 @@ _CTRL_C: Final = {signal.SIGINT}
 _END_SECONDS: Final = 5.0
 
 
-def start_process(process: SpawnProcess) -> None:
-    """Start a process with SIGINT blocked from its first instruction.
+class PipedProcesses:
+    """Processes with a pipe each, at whose end they exit; SIGINT is blocked in them from their first instruction.
 
-    If the process ignored the signal itself, a signal during its imports would end it with a traceback.
+    If a process ignored the signal itself, a signal during its imports would end it with a traceback.
     """
-    resource_tracker.ensure_running()  # it would unblock the signal if it were started below
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _CTRL_C)
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    def __init__(self) -> None:
+        self.pipes: list[Connection] = []
+        self._processes: list[SpawnProcess] = []
 
-def end_processes(pipes: Sequence[Connection], processes: Sequence[SpawnProcess]) -> None:
-    """Close the pipes, at whose end the processes exit, and kill those that do not."""
-    for pipe in pipes:
-        pipe.close()
-    for process in processes:
-        process.join(_END_SECONDS)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
+    def start(self, main: Callable[..., None], *arguments: Any) -> Connection:
+        """Call ``main`` in a new process, with one end of a pipe and ``arguments``; return the other end."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=main, args=(theirs, *arguments), daemon=True)
+        resource_tracker.ensure_running()  # it would unblock the signal if it were started below
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _CTRL_C)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        self.pipes.append(ours)
+        self._processes.append(process)
+        return ours
+
+    def close(self) -> None:
+        """Close the pipes, and kill the processes that do not exit."""
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(_END_SECONDS)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
 
 
 #: Timeout of a sending process for a reply (s); it replies between requests.
@@ -123,20 +136,14 @@ class Generators:
     """The ``count`` sending processes; the slots of callers are numbered across all of them."""
 
     def __init__(self, traffic: Traffic, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipes: list[Connection] = []
-        self._processes: list[SpawnProcess] = []
+        self._processes = PipedProcesses()
+        self._pipes = self._processes.pipes
         #: The number of unread replies of each process.
         self._unread = [0] * count
         # Random, so that texts differ from those of earlier senders.
         first = randrange(_NUMBERS)
         for number in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_main, args=(theirs, traffic, number, count, first), daemon=True)
-            start_process(process)
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+            self._processes.start(_main, traffic, number, count, first)
         self._query_all("ready")
 
     def __enter__(self) -> Generators:
@@ -199,7 +206,7 @@ class Generators:
 
     def close(self) -> None:
         """End the processes and their requests."""
-        end_processes(self._pipes, self._processes)
+        self._processes.close()
 
     def _query_all(self, question: str) -> list[Any]:
         for number, pipe in enumerate(self._pipes):

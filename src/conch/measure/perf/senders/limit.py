@@ -7,13 +7,11 @@ callers. The result is a lower bound where the senders and this server share the
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import re
 import socket
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from time import monotonic, sleep
 from typing import Final
 
@@ -22,7 +20,7 @@ import hpack
 from conch.core.errors import internal
 from conch.http2 import frames
 from conch.measure.perf.senders.channels.connecting import Address
-from conch.measure.perf.senders.generator import Generators, Traffic, end_processes, start_process
+from conch.measure.perf.senders.generator import Generators, PipedProcesses, Traffic
 from conch.measure.perf.senders.records import Outcome
 
 # The server implements HTTP/1.1 with one request at a time per connection, and unary gRPC calls over HTTP/2. It runs in
@@ -38,24 +36,17 @@ class NullServer:
     """Listens with ``count`` processes on one ``port`` of this machine, over HTTP or gRPC."""
 
     def __init__(self, count: int, *, grpc: bool) -> None:
-        context = multiprocessing.get_context("spawn")
         self.port = 0
-        self._pipes: list[Connection] = []
-        self._processes: list[SpawnProcess] = []
+        self._processes = PipedProcesses()
         for _ in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_main, args=(theirs, self.port, grpc), daemon=True)
-            start_process(process)
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-            if not ours.poll(_TIMEOUT):
+            pipe = self._processes.start(_main, self.port, grpc)
+            if not pipe.poll(_TIMEOUT):
                 raise internal(f"a process that imitates a server has not started within {_TIMEOUT:g} s")
-            self.port = ours.recv()
+            self.port = pipe.recv()
 
     def close(self) -> None:
         """End the processes."""
-        end_processes(self._pipes, self._processes)
+        self._processes.close()
 
 
 def _main(pipe: Connection, port: int, grpc: bool) -> None:

@@ -37,7 +37,7 @@ def test_a_run_is_reported_with_its_command(tmp_path: Path) -> None:
 
 def test_warnings_come_before_figures_and_nothing_is_no_silent_zero() -> None:
     none = replace(level(), figures=replace(level().figures, requests=0, throughput=0.0, latency=None), windows=())
-    made = report(PLAN, "server at x", "conch perf -m m", [none], [None])
+    made = report(PLAN, "server at x", "conch perf -m m", [none], [LevelDistributions()])
     assert isinstance(made.opening[0], Note) and made.opening[0].kind == "error"
     assert "no request completed" in made.opening[0].text
     assert made.lead == "m answered no request."
@@ -65,9 +65,9 @@ def _captions(made: Report) -> str:
 def test_figures_that_others_disturbed_are_no_headline() -> None:
     seen = MachineFigures(MachineFacts.read(), 1.0, 3.0, Interference(0.8))
     disturbed = replace(level(2), disturbed=True, machine=seen)
-    made = report(PLAN, "server", "conch", [level(1), disturbed], [None, None])
-    alone = report(PLAN, "server", "conch", [disturbed], [None])
-    quiet = report(PLAN, "server", "conch", [level(1)], [None])
+    made = report(PLAN, "server", "conch", [level(1), disturbed], [LevelDistributions()] * 2)
+    alone = report(PLAN, "server", "conch", [disturbed], [LevelDistributions()])
+    quiet = report(PLAN, "server", "conch", [level(1)], [LevelDistributions()])
 
     assert "undisturbed windows" in _captions(quiet) and "Grey" not in quiet.lead + _captions(quiet)
     assert "Disturbed windows count at concurrency 2." in _captions(made)
@@ -102,7 +102,7 @@ def test_disturbed_levels_are_grey_and_do_not_count() -> None:
 
 
 def test_failures_are_in_the_first_sentence() -> None:
-    lead = report(PLAN, "server", "conch", [level(errors={"refused": 1000})], [None]).lead
+    lead = report(PLAN, "server", "conch", [level(errors={"refused": 1000})], [LevelDistributions()]).lead
     assert "50 % of the requests failed." in lead
 
 
@@ -125,7 +125,7 @@ def test_many_levels_leave_charts_readable() -> None:
 @pytest.mark.parametrize("latest", [None, LatencyFigures(0.1, 0, {50: 0.1, 90: 0.1, 95: 0.1, 99: 0.1}, 0.1)])
 def test_a_level_without_answers_is_a_row_beside_others(latest: LatencyFigures | None) -> None:
     other = replace(level(2), figures=replace(level().figures, latency=latest, requests=5 if latest else 0))
-    made = report(PLAN, "server", "conch", [level(1), other], [None, None])
+    made = report(PLAN, "server", "conch", [level(1), other], [LevelDistributions()] * 2)
     table = made.sections[0].blocks[0]
     assert isinstance(table, Table) and [row.cells[0] for row in table.rows] == ["1", "2"]
     assert (table.rows[1].tone == "bad") == (latest is None)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from multiprocessing.connection import Connection
 
-from conch.measure.perf.senders.generator import start_process
+from conch.measure.perf.senders.generator import PipedProcesses
 
 
 def _tell(pipe: Connection) -> None:
@@ -14,10 +13,7 @@ def _tell(pipe: Connection) -> None:
 
 
 def test_the_signal_is_blocked_in_the_process_and_in_no_other() -> None:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_tell, args=(theirs,))
-    start_process(process)
-    assert ours.recv() is True
-    process.join()
+    processes = PipedProcesses()
+    assert processes.start(_tell).recv() is True
+    processes.close()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
