@@ -286,7 +286,17 @@ class HttpTransport:
         self, method: str, path: str, body: Sequence[Buffer], deadline: Deadline, model: str = "",
         headers: Mapping[str, str] = _NO_HEADERS,
     ) -> HttpResponse:  # fmt: skip
-        """Return a successful response; ``model`` is the model named in the error at the deadline."""
+        """Return a successful response; raises the server's error for any other."""
+        response = self.request(method, path, body, deadline, model, headers)
+        if response.status != 200:
+            raise decode_error(response.status, response.body)
+        return response
+
+    def request(
+        self, method: str, path: str, body: Sequence[Buffer], deadline: Deadline, model: str = "",
+        headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> HttpResponse:  # fmt: skip
+        """Return the response, whatever its status; ``model`` is the model named in the error at the deadline."""
         try:
             connection = self._send(method, path, body, deadline, headers)
             try:
@@ -297,8 +307,6 @@ class HttpTransport:
         except (OSError, HttpFault) as error:
             raise self._failed(error, deadline, model) from None
         self._give_back(connection)
-        if response.status != 200:
-            raise decode_error(response.status, response.body)
         return response
 
     def _send(
@@ -334,7 +342,10 @@ class HttpTransport:
                 raise
 
     def _connection(self, deadline: Deadline) -> tuple[BlockingConnection, bool]:
-        """Return a connection, and whether it was used before; skips connections that the server has closed."""
+        """Return a connection, and whether it was used before; skips connections that the server has closed.
+
+        Raises TimeoutError at the deadline, and UnreachableError.
+        """
         while True:
             with self._lock:
                 if self._closed:
@@ -345,7 +356,12 @@ class HttpTransport:
             if not connection.stale:
                 return connection, True
             connection.close()
-        return _connect(self._host, self._port, self._tls, deadline), False
+        try:
+            return BlockingConnection(self._host, self._port, self._tls, deadline), False
+        except (OSError, UnicodeError) as error:
+            if isinstance(error, TimeoutError) and deadline.at is not None:
+                raise
+            raise UnreachableError(connect_failure(error, self._host), host_and_port(self._host, self._port)) from None
 
     def _give_back(self, connection: BlockingConnection) -> None:
         with self._lock:
@@ -357,7 +373,8 @@ class HttpTransport:
     def _failed(self, error: BaseException, deadline: Deadline, model: str) -> ConchError:
         if isinstance(error, TimeoutError) and deadline.at is not None:  # the operating system has timeouts, too
             return deadline.no_response(model)
-        return LostError(_reason(error), host_and_port(self._host, self._port))
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return LostError(reason, host_and_port(self._host, self._port))
 
 
 def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, bytes]:
@@ -375,22 +392,11 @@ def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, byt
     if not host or parts.scheme not in ("http", "https"):
         raise invalid(f"'{url}' is not an HTTP URL")
     tls = ssl.create_default_context() if parts.scheme == "https" else None
-    port = port or (80 if tls is None else 443)
+    headers = {"connection": "close", **({} if body is None else {"content-type": "application/json"})}
+    transport = HttpTransport(host, port or (80 if tls is None else 443), "", tls, headers)
     target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
-    headers = {**_fixed_headers(host, port, tls), "connection": "close"}
-    if body is None:
-        head = request_head("GET", target, headers)
-    else:
-        head = request_head("POST", target, {**headers, "content-type": "application/json"}, len(body))
-    try:
-        with contextlib.closing(_connect(host, port, tls, deadline)) as connection:
-            connection.send((head, body or b""), deadline)
-            response = connection.response()
-            return response.status, response.body
-    except TimeoutError:
-        raise deadline.no_response("") from None
-    except (OSError, HttpFault) as error:
-        raise LostError(_reason(error), host_and_port(host, port)) from None
+    response = transport.request("GET" if body is None else "POST", target, (body or b"",), deadline)
+    return response.status, response.body
 
 
 def _fixed_headers(host: str, port: int, tls: ssl.SSLContext | None) -> dict[str, str]:
@@ -401,20 +407,6 @@ def _fixed_headers(host: str, port: int, tls: ssl.SSLContext | None) -> dict[str
         raise invalid(f"'{host}' is not the name of a host") from None
     address = host_and_port(name, port).removesuffix(":80" if tls is None else ":443")
     return {"host": address, "accept-encoding": "identity"}
-
-
-def _connect(host: str, port: int, tls: ssl.SSLContext | None, deadline: Deadline) -> BlockingConnection:
-    """Connect to a server. Raises TimeoutError at the deadline, and UnreachableError."""
-    try:
-        return BlockingConnection(host, port, tls, deadline)
-    except (OSError, UnicodeError) as error:
-        if isinstance(error, TimeoutError) and deadline.at is not None:
-            raise
-        raise UnreachableError(connect_failure(error, host), host_and_port(host, port)) from None
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _result(request: OutgoingRequest, body: bytes, json_size: int | None) -> InferResult:
