@@ -63,7 +63,7 @@ _GREETING: Final = (
 _SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
 
 
-class _GrpcStream:
+class _CallStream:
     """A stream and the call that it carries; ``in_flight`` is whether a request of the call has no response yet."""
 
     __slots__ = ("call", "flags", "id", "in_flight", "left", "number", "received", "response", "window")
@@ -121,10 +121,10 @@ class GrpcChannel(Connecting):
         self._window = frames.DEFAULT_WINDOW
         self._received = 0
         self._block: tuple[int, int, bytes] | None = None
-        self._streams: dict[int, _GrpcStream] = {}
-        self._stream_of: dict[TimedCall, _GrpcStream] = {}
+        self._streams: dict[int, _CallStream] = {}
+        self._stream_of: dict[TimedCall, _CallStream] = {}
         #: Streams with a message that is partly sent.
-        self._sending: dict[int, _GrpcStream] = {}
+        self._sending: dict[int, _CallStream] = {}
         self._in_flight = 0
 
     @property
@@ -191,16 +191,16 @@ class GrpcChannel(Connecting):
     def _open(self, call: TimedCall) -> None:
         self._send_message(self._open_stream(call), call.payload.data, frames.END_STREAM)
 
-    def _open_stream(self, call: TimedCall) -> _GrpcStream:
+    def _open_stream(self, call: TimedCall) -> _CallStream:
         number = self._next_stream
         self._next_stream = number + 2
         head = self._head or self._encode_head()
         self._out.append(frames.FRAME.pack(len(head) << 8 | frames.HEADERS, frames.END_HEADERS, number))
         self._out.append(head)
-        stream = self._streams[number] = self._stream_of[call] = _GrpcStream(number, call, self._stream_window)
+        stream = self._streams[number] = self._stream_of[call] = _CallStream(number, call, self._stream_window)
         return stream
 
-    def _send_message(self, stream: _GrpcStream, data: bytes, flags: int) -> None:
+    def _send_message(self, stream: _CallStream, data: bytes, flags: int) -> None:
         """Send a request of the stream's call, as far as the windows allow."""
         stream.in_flight = True
         self._in_flight += 1
@@ -297,7 +297,7 @@ class GrpcChannel(Connecting):
             self._out.append(frames.window_update(0, self._received))
             self._received = 0
 
-    def _on_data(self, stream: _GrpcStream, flags: int, size: int, now: int) -> None:
+    def _on_data(self, stream: _CallStream, flags: int, size: int, now: int) -> None:
         if stream.in_flight:
             call = stream.call
             if not call.first:
@@ -306,7 +306,7 @@ class GrpcChannel(Connecting):
             if flags & frames.END_STREAM:
                 self._end(stream, Outcome.UNREADABLE, "the stream ended without a status")
 
-    def _on_response_data(self, stream: _GrpcStream, data: bytes, now: int) -> None:
+    def _on_response_data(self, stream: _CallStream, data: bytes, now: int) -> None:
         """Add a part of a response that is examined."""
         stream.response += data
 
@@ -315,7 +315,7 @@ class GrpcChannel(Connecting):
         if (stream := self._streams.get(number)) is not None:
             self._on_status(stream, status, now, ended=bool(flags & frames.END_STREAM))
 
-    def _on_status(self, stream: _GrpcStream, status: RpcStatus, now: int, *, ended: bool) -> None:
+    def _on_status(self, stream: _CallStream, status: RpcStatus, now: int, *, ended: bool) -> None:
         call = stream.call
         if not call.first:
             call.first = now
@@ -383,12 +383,12 @@ class GrpcChannel(Connecting):
             if self._unsent:
                 self.connect()
 
-    def _end(self, stream: _GrpcStream, outcome: Outcome, error: str, code: int = 0, end: int = 0) -> None:
+    def _end(self, stream: _CallStream, outcome: Outcome, error: str, code: int = 0, end: int = 0) -> None:
         """End a stream, and its request in flight."""
         self._forget(stream)
         self._complete(stream, outcome, error, code, end)
 
-    def _complete(self, stream: _GrpcStream, outcome: Outcome, error: str, code: int = 0, end: int = 0) -> None:
+    def _complete(self, stream: _CallStream, outcome: Outcome, error: str, code: int = 0, end: int = 0) -> None:
         """Complete the request in flight, if any."""
         if stream.in_flight:
             stream.in_flight = False
@@ -397,7 +397,7 @@ class GrpcChannel(Connecting):
             if self._going_away:
                 self._reconnect_when_idle()
 
-    def _forget(self, stream: _GrpcStream) -> None:
+    def _forget(self, stream: _CallStream) -> None:
         """Remove a stream that has ended."""
         del self._streams[stream.number], self._stream_of[stream.call]
         self._sending.pop(stream.number, None)
@@ -447,19 +447,19 @@ class StreamChannel(GrpcChannel):
 
     # Reading
 
-    def _on_data(self, stream: _GrpcStream, flags: int, size: int, now: int) -> None:
+    def _on_data(self, stream: _CallStream, flags: int, size: int, now: int) -> None:
         super()._on_data(stream, flags, size, now)
         stream.received += size
         if stream.received >= _WINDOW // 2:
             self._out.append(frames.window_update(stream.number, stream.received))
             stream.received = 0
 
-    def _on_status(self, stream: _GrpcStream, status: RpcStatus, now: int, *, ended: bool) -> None:
+    def _on_status(self, stream: _CallStream, status: RpcStatus, now: int, *, ended: bool) -> None:
         if ended:  # the headers that begin a stream are not part of a response
             message = status.message or "the server ended the stream"
             self._end(stream, Outcome.REFUSED, message, status.grpc or status.http or 0)
 
-    def _on_response_data(self, stream: _GrpcStream, data: bytes, now: int) -> None:
+    def _on_response_data(self, stream: _CallStream, data: bytes, now: int) -> None:
         if stream.response:
             data = stream.response + data
         at = 0
@@ -471,7 +471,7 @@ class StreamChannel(GrpcChannel):
             at = stop
         stream.response = data[at:]
 
-    def _on_response(self, stream: _GrpcStream, message: bytes, now: int) -> None:
+    def _on_response(self, stream: _CallStream, message: bytes, now: int) -> None:
         if not stream.in_flight:
             return
         call = stream.call
