@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
@@ -35,6 +36,16 @@ Connect = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWrit
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
+#: Counts bytes that have arrived; raises an error if there are too many.
+Hold = Callable[[int], None]
+
+
+@cache
+def secure_context() -> ssl.SSLContext:
+    """Return the context of all connections. Takes long: it reads the certificates of the machine."""
+    return ssl.create_default_context()
+
+
 async def _addresses(host: str, port: int) -> list[str]:
     """Return the IP addresses of a host. Raises OSError if it has none."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)  # SOCK_STREAM
@@ -50,10 +61,10 @@ class MediaFetcher:
         self._domains = frozenset(domain.lower() for domain in domains)
         self._resolve, self._connect = resolve, connect
 
-    def for_request(self) -> Callable[[list[str]], list[bytes]] | None:
+    def for_request(self, hold: Hold) -> Callable[[list[str]], list[bytes]] | None:
         """Return a function that returns the files at URLs, or raises EntryNeeded until they have been fetched.
 
-        None if there are no hosts to fetch from.
+        None if there are no hosts to fetch from. ``hold`` counts the bytes of the files as they arrive.
         """
         if not self._domains:
             return None
@@ -64,34 +75,39 @@ class MediaFetcher:
             if len(urls) > MAX_FILES:
                 raise ApiError(f"the request has {len(urls)} addresses of files; at most {MAX_FILES} are fetched")
             if missing:
-                raise EntryNeeded(asyncio.get_running_loop().create_task(self._keep(files, missing)))
+                raise EntryNeeded(asyncio.get_running_loop().create_task(self._keep(files, missing, hold)))
             return [files[url] for url in urls]
 
         return fetch
 
-    async def _keep(self, files: dict[str, bytes], urls: Sequence[str]) -> bytes:
+    async def _keep(self, files: dict[str, bytes], urls: Sequence[str], hold: Hold) -> bytes:
         """Fetch files and keep them in ``files``; returns the last one. Ends all connections if one fails."""
-        loop = asyncio.get_running_loop()
-        tasks = {url: loop.create_task(self.fetch(url)) for url in urls}
+        together = 0
+
+        def arrived(size: int) -> None:
+            nonlocal together
+            together += size
+            if together > MAX_TOGETHER:
+                raise ApiError(f"the files of the request have more than {MAX_TOGETHER >> 20} MiB together")
+            hold(size)
+
         try:
-            for url, task in tasks.items():
-                files[url] = await task
-                if sum(map(len, files.values())) > MAX_TOGETHER:
-                    raise ApiError(f"the files of the request have more than {MAX_TOGETHER >> 20} MiB together")
-        finally:
-            for task in tasks.values():
-                task.cancel()
+            async with asyncio.TaskGroup() as group:
+                tasks = {url: group.create_task(self.fetch(url, arrived)) for url in urls}
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        files.update({url: task.result() for url, task in tasks.items()})
         return files[urls[-1]]
 
-    async def fetch(self, url: str) -> bytes:
-        """Return the file at a URL.
+    async def fetch(self, url: str, arrived: Hold = lambda size: None) -> bytes:
+        """Return the file at a URL; ``arrived`` is called with the size of each part of it (bytes), and may raise.
 
         Raises ApiError for a host that is not allowed, and if the file cannot be fetched within the limits.
         """
         try:
             async with asyncio.timeout(SECONDS):
                 for _ in range(_REDIRECTS + 1):
-                    status, location, body = await self._get(url)
+                    status, location, body = await self._get(url, arrived)
                     if status not in (301, 302, 303, 307, 308) or not location:
                         break
                     url = urljoin(url, location)
@@ -106,7 +122,7 @@ class MediaFetcher:
             raise ApiError(f"the file could not be fetched: its host responded with status {status}")
         return body
 
-    async def _get(self, url: str) -> tuple[int, str, bytes]:
+    async def _get(self, url: str, arrived: Hold) -> tuple[int, str, bytes]:
         """Return the status, the header ``Location`` and the body of the response for a URL."""
         parts = urlsplit(url)
         host = (parts.hostname or "").lower()
@@ -119,7 +135,7 @@ class MediaFetcher:
         address = await self._public_address(host, port)
         secure: dict[str, Any] = {}
         if parts.scheme == "https":
-            secure = {"ssl": ssl.create_default_context(), "server_hostname": host}
+            secure = {"ssl": await asyncio.to_thread(secure_context), "server_hostname": host}
         reader, writer = await self._connect(address, port, **secure)
         try:
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -133,7 +149,9 @@ class MediaFetcher:
             response = _Response()
             parser = httptools.HttpResponseParser(response)
             while not response.complete and (data := await reader.read(_CHUNK)):
+                before = len(response.body)
                 parser.feed_data(data)
+                arrived(len(response.body) - before)
                 if response.problem:
                     raise ApiError(response.problem)
             if response.has_length and not response.complete:

@@ -173,7 +173,12 @@ class OpenAi:
     def _start(self, endpoint: str, exchange: HttpExchange) -> None:
         self.requests.start(
             exchange,
-            Translation(work.openai, (endpoint, self.fetcher.for_request()), self.requests.find_model, self._responder),
+            Translation(
+                work.openai,
+                (endpoint, self.fetcher.for_request(exchange.hold)),
+                self.requests.find_model,
+                self._responder,
+            ),
         )
 
     def _responder(

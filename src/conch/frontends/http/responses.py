@@ -66,7 +66,7 @@ class Responses:
                 raise EntryNeeded(self._keep(entries, id, entry))
             return entry or b""
 
-        arguments = find_response, self._openai.fetcher.for_request()
+        arguments = find_response, self._openai.fetcher.for_request(exchange.hold)
         translation = Translation(work.responses, arguments, self._openai.requests.find_model, self._responder)
         self._openai.requests.start(exchange, translation)
 
@@ -123,5 +123,8 @@ class Responses:
 
 
 def _key(owner: str, id: str) -> str:
-    """Return the key in the store of a client's response; names of clients have no slash."""
-    return f"{owner}/{id}" if owner else id
+    """Return the key in the store of a client's response; names of clients have no slash.
+
+    Clients without a name, as on a port without keys, have an empty one: no id of theirs is the key of another client.
+    """
+    return f"{owner}/{id}"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from conch.core.errors import ConchError
+from conch.frontends.budget import ByteBudget
 from conch.frontends.http import media_fetching
 from conch.frontends.http.media_fetching import MediaFetcher
 from conch.frontends.http.model_requests import EntryNeeded
@@ -22,6 +26,8 @@ class Web:
     def __init__(self, **responses: bytes) -> None:
         self.responses = responses
         self.connected: list[str] = []
+        self.secure: list[Any] = []
+        self.closed = 0
         self.addresses: dict[str, list[str]] = {}
 
     def fetcher(self, *domains: str) -> MediaFetcher:
@@ -30,24 +36,25 @@ class Web:
     async def _resolve(self, host: str, port: int) -> list[str]:
         return self.addresses.get(host, [PUBLIC])
 
-    async def _connect(self, address: str, port: int, **_: Any) -> Any:
+    async def _connect(self, address: str, port: int, **secure: Any) -> Any:
         self.connected.append(address)
+        self.secure.append(secure.get("ssl"))
         reader = asyncio.StreamReader()
-        return reader, _Writer(reader, self.responses)
+        return reader, _Writer(reader, self)
 
 
 class _Writer:
-    def __init__(self, reader: asyncio.StreamReader, responses: dict[str, bytes]) -> None:
-        self._reader, self._responses = reader, responses
+    def __init__(self, reader: asyncio.StreamReader, web: Web) -> None:
+        self._reader, self._web = reader, web
 
     def write(self, data: bytes) -> None:
-        path = data.split(b" ", 2)[1].decode().strip("/")
-        self._reader.feed_data(self._responses[path])
+        path = data.split(b" ", 2)[1].partition(b"?")[0].decode().strip("/")
+        self._reader.feed_data(self._web.responses[path])
         if path != "stalls":
             self._reader.feed_eof()
 
     def close(self) -> None:
-        pass
+        self._web.closed += 1
 
 
 def ok(body: bytes) -> bytes:
@@ -132,8 +139,9 @@ def test_limits_of_size_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_request_waits_for_its_files() -> None:
     web = Web(a=ok(b"file"), b=ok(b"other"))
-    fetch = web.fetcher("images.example").for_request()
-    assert fetch is not None and web.fetcher().for_request() is None
+    held: list[int] = []
+    fetch = web.fetcher("images.example").for_request(held.append)
+    assert fetch is not None and web.fetcher().for_request(held.append) is None
     urls = ["http://images.example/a", "http://images.example/b", "http://images.example/a"]
 
     async def fetched() -> list[bytes]:
@@ -143,5 +151,52 @@ def test_a_request_waits_for_its_files() -> None:
         return fetch(urls)
 
     assert asyncio.run(fetched()) == [b"file", b"other", b"file"]
+    assert sum(held) == 9
     with pytest.raises(ApiError, match="at most"):
         fetch(urls[:1] * 33)
+
+
+@pytest.mark.parametrize("limit", ["the request's", "the server's"])
+def test_files_count_as_they_arrive(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    own = limit == "the request's"
+    monkeypatch.setattr(media_fetching, "MAX_TOGETHER", (2 if own else 100) << 20)
+    part = b"HTTP/1.1 200 OK\r\nContent-Length: 8000000\r\n\r\n" + bytes(1_500_000)
+    web = Web(stalls=part)
+    budget = ByteBudget(100 << 20 if own else 2 << 20)
+
+    def hold(size: int) -> None:
+        if not budget.take(size):
+            raise budget.refusal()
+
+    fetch = web.fetcher("images.example").for_request(hold)
+    assert fetch is not None
+
+    async def run() -> None:
+        with pytest.raises(EntryNeeded) as needed:
+            fetch([f"http://images.example/stalls?{number}" for number in range(4)])
+        await needed.value.wait()
+
+    # None of the files arrives in full.
+    with pytest.raises(ConchError, match="2 MiB together" if own else "max-bytes-in-flight"):
+        asyncio.run(run())
+    assert budget.used <= 3 << 20
+    assert web.closed == 4
+
+
+def test_certificates_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(ssl, "create_default_context", lambda: made.append(threading.get_ident()) or object())
+    media_fetching.secure_context.cache_clear()
+    web = Web(a=ok(b"file"))
+    fetcher = web.fetcher("images.example")
+    for _ in range(3):
+        assert asyncio.run(fetcher.fetch("https://images.example/a")) == b"file"
+    media_fetching.secure_context.cache_clear()
+    assert len(web.secure) == 3 and len(set(web.secure)) == 1
+    assert len(made) == 1 and made[0] != threading.get_ident()
+
+
+def test_line_ends_in_a_url_are_not_sent() -> None:
+    web = Web(a=ok(b"file"))
+    message = refused(lambda: web.fetcher("images.example").fetch("http://images.example/a b\r\nX: y"))
+    assert "escaped" in message
