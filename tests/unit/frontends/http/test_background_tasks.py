@@ -90,6 +90,27 @@ async def test_client_that_disconnects_cancels_work_that_waits(exchange: HttpExc
     assert seen[:2] == ["held", "cancelled"] and not exchange.worked_for
 
 
+async def test_client_that_disconnects_when_the_wait_has_just_ended_cancels_the_work(exchange: HttpExchange) -> None:
+    result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    ends: list[bool] = []
+
+    async def work() -> None:
+        try:
+            await result
+            ends.append(True)
+        except asyncio.CancelledError:
+            ends.append(False)
+            raise
+
+    start_work(exchange, work(), cancel_on_disconnect=True)
+    await settle()
+    # The loop handles the disconnection in the iteration in which the work would go on.
+    result.set_result(None)
+    exchange.disconnect()
+    await settle()
+    assert ends == [False] and not exchange.worked_for
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 @pytest.mark.usefixtures("no_collector")
 async def test_body_of_work_that_fails_is_freed_at_once(exchange: HttpExchange, cancelled: bool) -> None:
