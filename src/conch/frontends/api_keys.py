@@ -60,6 +60,10 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self._names)
 
+    def name_in(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the name of the key in the headers of an HTTP request, with lower-case names; see :meth:`name_of`."""
+        return self.name_of(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
+
     def name_of(self, authorization: bytes, key: bytes = b"") -> str:
         """Return the name of the key of a request, empty if it has none that is known.
 

@@ -218,12 +218,15 @@ class Application:
         registry.add(limits.budget.families)
         registry.add(limits.counts.families)
         self._offloader = Offloader(settings.offload_memory, settings.offload_timeout_secs, limits.budget)
-        self._console = Console(self.server, limits.lister) if has_console else None
-        self._front_ends = self._make_front_ends(registry, limits)
+        keys = ApiKeys.read(settings.api_key_file, os.environ)
+        self._console = Console(self.server, limits.lister, keys) if has_console else None
+        self._front_ends = self._make_front_ends(registry, limits, keys)
         self._services: list[str] = []
         self._heap = heap_trimmer()
 
-    def _make_front_ends(self, registry: Registry, limits: ClientLimits) -> dict[str, HttpListener | GrpcFrontend]:
+    def _make_front_ends(
+        self, registry: Registry, limits: ClientLimits, keys: ApiKeys
+    ) -> dict[str, HttpListener | GrpcFrontend]:
         """Return the enabled front ends, by name, in the order in which they start."""
         settings, server, offloader = self._settings, self.server, self._offloader
         listeners = settings.listeners
@@ -231,7 +234,6 @@ class Application:
             check_ports(settings)
         tls = make_context(settings, "http")
         router = partial(Router, server, offloader, limits.lister)
-        keys = ApiKeys.read(settings.api_key_file, os.environ)
         http = router(keys=keys, further=self._console.endpoints if self._console is not None else ())
 
         def platform_listener(adapter: Platform, further: Iterable[HttpEndpoint] = ()) -> HttpListener:

@@ -31,11 +31,6 @@ FIELDS: Final = (
 TOTALS: Final = ""
 
 
-def key_of(name: str, version: int | str) -> str:
-    """Return the key of a version's row and history."""
-    return f"{name}/{version}"
-
-
 class Overview:
     """The rows and totals of all models in ``table``, and their history."""
 
@@ -47,6 +42,10 @@ class Overview:
         self._cpu_before = psutil.cpu_times()
         self.totals: Row = {}
 
+    def key(self, key: str, version: int | str = "") -> str:
+        """Return the key of the row and the history of a version of the model with ``key``."""
+        return f"{self._table.naming.public(key)}/{version}"
+
     def rows(self, now: float, directories: Iterable[str] = ()) -> Iterator[Row]:
         """Yield a row for each version in the table and for each other model in ``directories``.
 
@@ -57,14 +56,14 @@ class Overview:
             name = self._table.naming.name(key)
             if not model_state.versions:
                 yield {
-                    "key": key_of(key, ""),
+                    "key": self.key(key),
                     "name": name,
                     "state": "UNAVAILABLE",
                     "reason": without_directories(model_state.reason),
                 }
             for version, version_state in sorted(model_state.versions.items()):
                 state, reason = version_state.shown
-                row: Row = {"key": key_of(key, version), "name": name, "version": version, "state": str(state)}
+                row: Row = {"key": self.key(key, version), "name": name, "version": version, "state": str(state)}
                 if reason:
                     row["reason"] = without_directories(reason)
                 model = version_state.model
@@ -75,7 +74,7 @@ class Overview:
         known = set(self._table.models)
         for key in directories:
             if key not in known:
-                yield {"key": key_of(key, ""), "name": self._table.naming.name(key), "state": ""}
+                yield {"key": self.key(key), "name": self._table.naming.name(key), "state": ""}
         for serial in self._meters.keys() - loaded:
             del self._meters[serial], self._instances[serial]
 

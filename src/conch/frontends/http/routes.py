@@ -174,8 +174,7 @@ class Router:
                 exchange.refusal = (ConchError("Method Not Allowed"), 405)
                 return 0
             if self._keys and endpoint.api not in _KEYLESS:
-                headers = exchange.headers
-                exchange.client = self._keys.name_of(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
+                exchange.client = self._keys.name_in(exchange.headers)
                 if not exchange.client:
                     exchange.refusal = (ConchError(REFUSAL, reason="invalid_api_key"), 401)
                     return 0

@@ -99,6 +99,7 @@ def test_model_of_two_repositories_is_ambiguous_by_its_name() -> None:
     assert refused.value.code is Code.INVALID_ARG
     with pytest.raises(ConchError, match="Request for unknown model: 'm' version 2 is not found"):
         models.find("/b::m", 2)
+    assert [models.naming.public(key) for key in ("/b::m", "/a::m", "uploaded")] == ["2::m", "1::m", "uploaded"]
     assert [entry["name"] for entry in models.index(["/b::m", "/b::n", "/a::m"], ready_only=False)] == ["m", "n", "m"]
 
 

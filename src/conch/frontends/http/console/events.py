@@ -16,6 +16,7 @@ import orjson
 
 from conch import __version__
 from conch.core.errors import unavailable
+from conch.frontends.api_keys import ApiKeys
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import EVENTS
 from conch.frontends.yielding import YieldingLister
@@ -35,10 +36,14 @@ UNREAD_LIMIT: Final = 8 << 20
 
 
 class OverviewStream:
-    """Samples the overview of ``server`` from :meth:`start` to :meth:`close`, and sends it to pages."""
+    """Samples the overview of ``server`` from :meth:`start` to :meth:`close`, and sends it to pages.
 
-    def __init__(self, server: InferenceServer, lister: YieldingLister) -> None:
+    The stream of a page ends when its key is no longer one of the ``keys``, if there are any.
+    """
+
+    def __init__(self, server: InferenceServer, lister: YieldingLister, keys: ApiKeys) -> None:
         self._server = server
+        self._keys = keys
         self._overview = server.overview
         self._lister = lister
         self._pages: set[HttpExchange] = set()
@@ -120,6 +125,9 @@ class OverviewStream:
         for page in list(self._pages):
             if page.unsent > UNREAD_LIMIT:
                 page.abort()
+            elif self._keys and not self._keys.name_in(page.headers):
+                self._pages.discard(page)
+                page.finish()
             else:
                 page.write(event)
 

@@ -13,8 +13,7 @@ from conch.config.reading import read_json
 from conch.repository.errors import without_directories
 from conch.server.execution.ensemble import Ensemble
 from conch.server.model import Model
-from conch.server.overview import FIELDS, key_of
-from conch.telemetry.history import SampleHistory
+from conch.server.overview import FIELDS, Overview
 from conch.telemetry.statistics import Generation, Histogram, ModelStatistics, Work
 
 #: The manifest of a converted model, and its members that the console shows.
@@ -35,7 +34,7 @@ _VERDICT: Final = (
 _LONG: Final = ("contrasts", "files")
 
 
-async def page(model: Model, history: SampleHistory) -> dict[str, Any]:
+async def page(model: Model, overview: Overview) -> dict[str, Any]:
     """Return what does not change while a version is loaded, and its history."""
     effective = orjson.loads(model.config_json)
     return {
@@ -54,7 +53,7 @@ async def page(model: Model, history: SampleHistory) -> dict[str, Any]:
         "labels": {name: labels for name in model.signature.outputs if (labels := model.labels(name))},
         "verdict": await asyncio.to_thread(_verdict, model),
         "steps": _steps(model),
-        "history": history.series(key_of(model.key, model.version)),
+        "history": overview.history.series(overview.key(model.key, model.version)),
         "fields": FIELDS,
     }
 

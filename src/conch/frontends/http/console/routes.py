@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from conch.core.errors import invalid, not_found
+from conch.frontends.api_keys import ApiKeys
 from conch.frontends.http.background_tasks import start_work
 from conch.frontends.http.console import model_pages
 from conch.frontends.http.console.events import OverviewStream
@@ -21,6 +22,7 @@ from conch.frontends.http.routes import PUBLIC, HttpEndpoint
 from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
 from conch.server.model import Model
+from conch.server.models.states import ambiguous
 from conch.wire.json.text import dumps
 
 _NO_STORE: Final = (b"Cache-Control", b"no-store")
@@ -30,9 +32,9 @@ _MODEL: Final = r"/console/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]
 class Console:
     """The console of a server: its routes, and what it records between :meth:`start` and :meth:`close`."""
 
-    def __init__(self, server: InferenceServer, lister: YieldingLister) -> None:
+    def __init__(self, server: InferenceServer, lister: YieldingLister, keys: ApiKeys) -> None:
         self._server = server
-        self._stream = OverviewStream(server, lister)
+        self._stream = OverviewStream(server, lister, keys)
         self._logs = WorkerLogs()
         static, get = StaticFiles(), b"GET"
         self.endpoints = [
@@ -55,17 +57,22 @@ class Console:
         await self._stream.close()
 
     def _model(self, name: str, version: int) -> Model:
-        """Return a version that serves, the highest for -1. Raises NOT_FOUND; does not load a model on demand."""
+        """Return a version that serves, the highest for -1; does not load a model on demand.
+
+        Raises NOT_FOUND, and INVALID_ARG if models of several repositories have the name.
+        """
         models = [model for model in self._server.versions_of(name) if version in (-1, model.version)]
         if not models:
             raise not_found(f"model '{name}' is not loaded")
+        if (count := len({model.key for model in models})) > 1:
+            raise ambiguous(name, count)
         return max(models, key=attrgetter("version"))
 
     def _page(self, exchange: HttpExchange, name: str, version: int) -> None:
         start_work(exchange, self._respond_with_page(exchange, name, version))
 
     async def _respond_with_page(self, exchange: HttpExchange, name: str, version: int) -> None:
-        document = await model_pages.page(self._model(name, version), self._server.overview.history)
+        document = await model_pages.page(self._model(name, version), self._server.overview)
         exchange.respond(200, [JSON, _NO_STORE], dumps(document))
 
     def _current(self, exchange: HttpExchange, name: str, version: int) -> None:
