@@ -247,7 +247,10 @@ def test_what_cannot_be_read_is_refused(server: ConchServer) -> None:
 
     parts = image_parts(PICTURES[:1])
     assert "does not read images" in refusal("llama", parts)
-    assert "does not read 'image'" in refusal("qwen2_audio", parts)
+    assert "does not read 'image': it reads 'audio'" in refusal("qwen2_audio", parts)
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "@"}}
+    body = {"model": "qwen2_vl", "max_tokens": 1, "messages": [{"role": "user", "content": [block]}]}
+    assert "'messages[0].content[0].source' is not base64" in post(server, "/v1/messages", body)[2]["error"]["message"]
     assert "is not base64" in refusal(
         "qwen2_vl", [{"type": "image_url", "image_url": {"url": "data:image/png;base64,@"}}]
     )

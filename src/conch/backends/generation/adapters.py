@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Final
 from conch.backends.base.arrays import failure
 from conch.backends.generation.engine import GenerationEngine
 from conch.backends.generation.lora import ADAPTER_FILE, CONFIG_FILE, LoraWeights
-from conch.core.errors import ConchError, invalid, not_found, unsupported
+from conch.core.errors import ConchError, clipped, invalid, not_found, unsupported
 
 #: The defaults of the parameters ``lora_cache_bytes`` and ``max_lora_rank``.
 CACHE_BYTES: Final = 1 << 30
@@ -84,11 +85,15 @@ class AdapterStore:
                 "folders that may have them"
             )
         for folder in self._folders:
-            resolved = (folder / path).resolve()
-            files = (resolved, resolved / ADAPTER_FILE, resolved / CONFIG_FILE)
-            if all(file.resolve().is_relative_to(folder) for file in files):
-                return resolved
-        raise invalid(f"'{path}' is in none of the folders from which this model loads LoRA adapters", "lora_path")
+            with suppress(OSError, ValueError):  # a path that is too long, or has a null character
+                resolved = (folder / path).resolve()
+                resolved.exists()
+                files = (resolved, resolved / ADAPTER_FILE, resolved / CONFIG_FILE)
+                if all(file.resolve().is_relative_to(folder) for file in files):
+                    return resolved
+        raise invalid(
+            f"'{clipped(path)}' is in none of the folders from which this model loads LoRA adapters", "lora_path"
+        )
 
     def load(self, name: str, path: Path, done: Done, *, in_place: bool = False) -> None:
         """Load an adapter; ``done`` is called with an error or None. With ``in_place``, it may replace another one."""

@@ -553,9 +553,9 @@ class TextInterface:
         marks = self.media.marks if self.media is not None else {}
         for spec in MEDIA_INPUTS:
             if request.has(spec.name) and spec.name not in marks:
-                raise unsupported(
-                    f"the model does not read '{spec.name}': {self.media_problem or 'it has no processor'}"
-                )
+                reads = " and ".join(f"'{kind}'" for kind in marks)
+                reason = f"it reads {reads}" if marks else self.media_problem or "it has no processor"
+                raise unsupported(f"the model does not read '{spec.name}': {reason}")
         return self.media.items(request) if self.media is not None else ()
 
     def _text(self, request: Request, *, optional_tools: bool) -> tuple[str, bool]:

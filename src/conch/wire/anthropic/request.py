@@ -25,6 +25,7 @@ _NAMES: Final = {
     ".function": "",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "stop": "stop_sequences",
+    "image_url": "source",
 }
 _IGNORED: Final = (
     "cache_control", "inference_geo", "metadata", "service_tier", "user_profile_id", "workspace_id",

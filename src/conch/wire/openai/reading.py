@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from conch.core.errors import Code, ConchError, did_you_mean, nearest
+from conch.core.errors import Code, ConchError, clipped, did_you_mean, nearest
 from conch.core.tensors import Buffer
 from conch.wire.json import text
 
@@ -202,6 +202,5 @@ class Fields:
             if value is not None:
                 suggestion = did_you_mean(member, self._known, likeness=_LIKENESS, shown=self.name)
                 hint = f"; {suggestion}" if suggestion else ""
-                raise ApiError(
-                    f"'{self.name(member)}' is not known here{hint}", self.name(member), reason="unknown_parameter"
-                )
+                name = clipped(self.name(member))
+                raise ApiError(f"'{name}' is not known here{hint}", name, reason="unknown_parameter")

@@ -188,7 +188,7 @@ def test_only_the_named_folders_have_adapters(adapters: Adapters, tmp_path: Path
     (tmp_path / "linked").symlink_to(outside)
     (tmp_path / "file").mkdir()
     (tmp_path / "file/adapter_model.safetensors").symlink_to(outside / "adapter_model.safetensors")
-    for path in ("..", "a/../../outside", str(outside), "linked", "file", "/"):
+    for path in ("..", "a/../../outside", str(outside), "linked", "file", "/", "a\0", "a" * 5000):
         with pytest.raises(ConchError, match="is in none of the folders") as refused:
             adapters.store.resolve(path)
         assert refused.value.param == "lora_path"

@@ -89,6 +89,8 @@ def test_unknown_member_is_refused_with_the_nearest_one() -> None:
     assert (error.param, error.reason) == ("temprature", "unknown_parameter")
     assert error.message == "'temprature' is not known here; did you mean 'temperature'?"
     assert refusal(read_sampling, zzz=0).message == "'zzz' is not known here"
+    long = refusal(read_sampling, **{"z" * 1_000_000: 0})
+    assert len(long.message) + len(long.param or "") < 40_000
 
 
 def test_number_beyond_any_integer_is_shown_as_it_was_given() -> None:
