@@ -88,9 +88,9 @@ def read_small(path: Path, limit: int = MOST_BYTES) -> bytes:
         return file.read(limit)
 
 
-def read_json(path: Path, limit: int = MOST_JSON_BYTES) -> Any:
+def read_json(path: Path) -> Any:
     """Read a JSON file. Raises OSError as :func:`read_small` does, and ValueError for invalid JSON."""
-    content = read_small(path, limit)
+    content = read_small(path, MOST_JSON_BYTES)
     try:
         return json.loads(content)
     except RecursionError:

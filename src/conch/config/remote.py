@@ -323,7 +323,8 @@ class _ParameterReader:
 
     def _affinity(self) -> str:
         name, inputs = self._parameters.get("affinity", ""), self._config.input
-        if name and inputs and not any(tensor.name == name and _is_string(tensor.data_type) for tensor in inputs):
+        texts = [tensor.name for tensor in inputs if datatype(tensor.data_type) == "BYTES"]
+        if name and inputs and name not in texts:
             self._note(
                 "affinity",
                 f"parameter 'affinity' is '{name}'; it must be an input of type TYPE_STRING of model "
@@ -337,7 +338,3 @@ class _ParameterReader:
             present, missing = ("certificate_file", "key_file") if certificate else ("key_file", "certificate_file")
             self._note(present, f"parameter '{present}' requires '{missing}'")
         return key
-
-
-def _is_string(data_type: int) -> bool:
-    return datatype(data_type) == "BYTES"

@@ -12,8 +12,7 @@ from typing import Final
 
 from conch.frontends.admission import Admission
 from conch.frontends.budget import ByteBudget
-from conch.frontends.loop_budget import EventLoopBudget
-from conch.frontends.yielding import YieldingLister
+from conch.frontends.loop_budget import EventLoopBudget, YieldingLister
 from conch.options.settings import Settings
 from conch.telemetry.traffic import ConnectionCounts
 

@@ -19,9 +19,7 @@ from functools import partial
 from conch import __version__
 from conch.backends.table import BACKENDS
 from conch.core.errors import Code, ConchError, internal, invalid
-from conch.frontends import exposure
 from conch.frontends.api_keys import ApiKeys
-from conch.frontends.exposure import is_local
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.console.routes import Console
 from conch.frontends.http.platforms import (
@@ -37,9 +35,8 @@ from conch.frontends.http.routes import HttpEndpoint, Router
 from conch.frontends.http.sagemaker_models import SageMakerModels
 from conch.frontends.http.server import HttpListener, MetricsPage
 from conch.frontends.limits import ClientLimits
-from conch.frontends.listening import PortTakenError
+from conch.frontends.listening import PortTakenError, exposure_warnings, is_local, make_context
 from conch.frontends.offloading.offloader import Offloader
-from conch.frontends.tls import make_context
 from conch.machine import logs
 from conch.machine.ports import holder, host_and_port
 from conch.machine.temporary import remove_orphans
@@ -182,7 +179,7 @@ class Application:
 
     def __init__(self, settings: Settings) -> None:
         _warn_of_missing_features(settings)
-        for line in exposure.warnings(settings):
+        for line in exposure_warnings(settings):
             LOG.warning("%s", line)
         if not settings.model_repository:
             raise invalid("--model-repository must be specified, or one MODEL: conch serve MODEL")

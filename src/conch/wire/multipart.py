@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from conch.core.errors import ConchError, clipped, invalid
+from conch.core.errors import clipped, invalid
 from conch.core.tensors import Buffer
 
 #: Maximum number of parts of a body.
@@ -96,11 +96,7 @@ def _parameters(disposition: str) -> dict[str, str]:
     else:
         if parameters:
             return parameters
-    raise _disposition(disposition)
-
-
-def _disposition(value: str) -> ConchError:
-    return invalid(f"the content disposition of a part is '{clipped(value)}'; it must be form-data with a name")
+    raise invalid(f"the content disposition of a part is '{clipped(disposition)}'; it must be form-data with a name")
 
 
 def _text(line: bytes) -> str:

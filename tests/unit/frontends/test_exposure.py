@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conch.frontends.exposure import is_local, warnings
+from conch.frontends.listening import exposure_warnings, is_local
 from conch.options.settings import Settings
 from conch.options.triton_values import Restriction
 
@@ -14,7 +14,7 @@ SECRET = (Restriction(("model-repository",), "key", "secret"),)
 
 
 def lines(**changes: Any) -> list[str]:
-    return list(warnings(Settings(model_control_mode="explicit", **changes)))
+    return list(exposure_warnings(Settings(model_control_mode="explicit", **changes)))
 
 
 def test_front_ends_that_other_machines_reach_are_named_with_what_to_do() -> None:
@@ -50,7 +50,7 @@ def test_server_without_remote_loads_has_no_warning(changes: dict[str, Any]) -> 
 
 
 def test_server_without_explicit_control_has_no_warning() -> None:
-    assert list(warnings(Settings(http_address="0.0.0.0"))) == []
+    assert list(exposure_warnings(Settings(http_address="0.0.0.0"))) == []
 
 
 @pytest.mark.parametrize(

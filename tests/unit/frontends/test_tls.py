@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from conch.frontends.tls import make_context
+from conch.frontends.listening import make_context
 from conch.options.settings import Settings
 from tests.refusals import refused_argument
 

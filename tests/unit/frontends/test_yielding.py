@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from conch.frontends import yielding as module
-from conch.frontends.yielding import YieldingLister
+from conch.frontends import loop_budget as module
+from conch.frontends.loop_budget import YieldingLister
 
 
 @pytest.fixture

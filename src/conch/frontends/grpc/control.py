@@ -19,7 +19,7 @@ from conch.frontends.grpc.calls import ServingContext, UnaryCall
 from conch.frontends.grpc.large import MAX_HERE, decode_control, parse
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
-from conch.frontends.yielding import YieldingLister
+from conch.frontends.loop_budget import YieldingLister
 from conch.http2 import Http2Stream
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded

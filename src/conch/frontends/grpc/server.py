@@ -15,9 +15,8 @@ from conch.frontends.admission import Admission, AdmissionResult, descriptor_of
 from conch.frontends.api_keys import NO_KEYS, ApiKeys
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.limits import SLOWEST, SWEEP_SECONDS, ClientLimits
-from conch.frontends.listening import listen
+from conch.frontends.listening import listen, make_context
 from conch.frontends.offloading.offloader import Offloader
-from conch.frontends.tls import make_context
 from conch.http2 import ExceededLimit, Http2Connection, Http2ErrorCode, Http2Limits, PingLimits
 from conch.options.settings import Settings
 from conch.server.core import InferenceServer

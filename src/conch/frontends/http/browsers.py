@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from conch.core.errors import Code, ConchError
-from conch.frontends.exposure import is_local
+from conch.frontends.listening import is_local
 
 # A web page can send requests to any address that its reader's browser reaches. Browsers send ``Origin`` (or ``Sec-
 # Fetch-Site``) with every POST, and a page cannot remove it. A content type that no form can have is sent only after

@@ -12,8 +12,8 @@ from conch.core.errors import invalid, unavailable, unsupported
 from conch.core.tensors import Buffer
 from conch.frontends.http.background_tasks import respond_after, start_work
 from conch.frontends.http.exchange import JSON, PLAIN, HttpExchange
+from conch.frontends.loop_budget import YieldingLister
 from conch.frontends.offloading.offloader import LARGE_BYTES, Offloader
-from conch.frontends.yielding import YieldingLister
 from conch.server.core import InferenceServer
 from conch.server.regions import KINDS, ClientRegion, ClientRegions, SystemRegion
 from conch.telemetry.statistics import ModelStatistics

@@ -30,8 +30,8 @@ from conch.frontends.http.openapi.document import ApiPages
 from conch.frontends.http.responses import Responses
 from conch.frontends.http.retrieval import DIALECTS, Retrieval
 from conch.frontends.http.transcriptions import Transcriptions
+from conch.frontends.loop_budget import YieldingLister
 from conch.frontends.offloading.offloader import Offloader
-from conch.frontends.yielding import YieldingLister
 from conch.machine import logs
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded

@@ -18,7 +18,7 @@ from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.reader import HttpApplication, RequestReader
 from conch.frontends.limits import SLOWEST, SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
-from conch.frontends.yielding import YieldingLister
+from conch.frontends.loop_budget import YieldingLister
 from conch.telemetry.metrics import Registry
 from conch.telemetry.traffic import Reason
 

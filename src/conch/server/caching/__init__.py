@@ -1,1 +1,1 @@
-"""The response cache: cached responses (``entries``), cache keys (``keys``) and stores (``local``, ``redis``)."""
+"""The response cache: its interface, entries and keys (``cache``), and its stores (``local``, ``redis``)."""

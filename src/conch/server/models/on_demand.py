@@ -158,7 +158,6 @@ class OnDemand:
         self._clock = clock
         #: Names of the models in the repository when it was last read.
         self.known: frozenset[str] = frozenset()
-        #: Signatures of models when they were last loaded.
         #: The signatures of models when they were last loaded.
         self.signatures: dict[str, ModelSignature] = {}
         self._requested_by_models: set[str] = set()

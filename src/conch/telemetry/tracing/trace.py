@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from operator import attrgetter
 from time import monotonic_ns
 from typing import Final, NamedTuple
 
@@ -193,7 +194,7 @@ class TracedRequest:
             self.tensors.append(TracedTensor(activity, copy))
 
     def _end(self) -> None:
-        self.events.sort(key=_moment)
+        self.events.sort(key=attrgetter("ns"))
         self.trace.request_ended()
 
 
@@ -232,7 +233,3 @@ class Trace:
         if not self.open:
             self.closed = True
             self._on_end(self)
-
-
-def _moment(event: TraceEvent) -> int:
-    return event.ns

@@ -114,14 +114,15 @@ class TraceFile:
     def write_numbered(self, traces: Sequence[Trace]) -> None:
         """Write traces to a separate file, the next of ``<name>.0``, ``<name>.1`` …"""
         number, self._numbered = self._numbered, self._numbered + 1
-        self._write(lambda text: _write_whole(Path(f"{self.name}.{number}"), f"[{text}]"), traces)
+        path = Path(f"{self.name}.{number}")
+        self._write(lambda text: path.write_text(f"[{text}]", encoding="utf-8"), traces)
 
     def close(self) -> None:
         """Finish the file after all pending writes."""
         self._writer.submit(self._end)
         self._writer.shutdown()
 
-    def _write(self, write: Callable[[str], None], traces: Sequence[Trace]) -> None:
+    def _write(self, write: Callable[[str], object], traces: Sequence[Trace]) -> None:
         self._writer.submit(_logged, lambda: write(",".join(map(trace_text, traces))))
 
     def _append(self, text: str) -> None:
@@ -138,10 +139,6 @@ class TraceFile:
             self._file.write("]")
             self._file.close()
             self._file = None
-
-
-def _write_whole(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _logged(write: Callable[[], None]) -> None:

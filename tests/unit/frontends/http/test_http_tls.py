@@ -12,7 +12,7 @@ import pytest
 from conch.frontends.budget import ByteBudget
 from conch.frontends.http.server import HttpListener
 from conch.frontends.limits import ClientLimits, TimeLimits
-from conch.frontends.tls import make_context
+from conch.frontends.listening import make_context
 from conch.options.settings import Settings
 from tests.unit.frontends.http.site import LIMIT, Client, Site, post, until
 

@@ -18,8 +18,8 @@ from conch.frontends.http.openapi.document import described, openapi_document, p
 from conch.frontends.http.openapi.operations import OPERATIONS
 from conch.frontends.http.openapi.schemas import SCHEMAS
 from conch.frontends.http.routes import Router
+from conch.frontends.loop_budget import YieldingLister
 from conch.frontends.offloading.offloader import Offloader
-from conch.frontends.yielding import YieldingLister
 from conch.options.triton_values import Restriction
 from conch.wire import endpoints as generation
 from conch.wire.openai import sampling

@@ -17,8 +17,8 @@ from conch.core.tensors import WireTensor, split_bytes
 from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.routes import Router
+from conch.frontends.loop_budget import YieldingLister
 from conch.frontends.offloading.offloader import LARGE_BYTES, Offloader
-from conch.frontends.yielding import YieldingLister
 from conch.options.settings import Settings
 from conch.options.triton_values import Restriction
 from conch.server.execution.executor import Executor

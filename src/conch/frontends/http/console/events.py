@@ -19,7 +19,7 @@ from conch.core.errors import unavailable
 from conch.frontends.api_keys import ApiKeys
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import EVENTS
-from conch.frontends.yielding import YieldingLister
+from conch.frontends.loop_budget import YieldingLister
 from conch.machine.memory import FreeMemory
 from conch.options.settings import SERVER_VERSION
 from conch.server.core import InferenceServer

@@ -19,7 +19,7 @@ from conch.frontends.http.console.static_files import StaticFiles
 from conch.frontends.http.console.worker_logs import WorkerLogs
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.routes import PUBLIC, HttpEndpoint
-from conch.frontends.yielding import YieldingLister
+from conch.frontends.loop_budget import YieldingLister
 from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.states import ambiguous

@@ -27,6 +27,17 @@ _SETTINGS, _REGIONS = "Logging and tracing", "Shared memory"
 _OPENAI, _ANTHROPIC, _SPEECH = "OpenAI", "Anthropic", "Speech"
 _EMBED, _RANK, _TOKENS = "Embeddings", "Ranking and classification", "Tokenizer"
 
+#: The operations of TEI below a model, by the name of the path.
+_BELOW_MODELS: Final = {
+    "embed": Operation(_EMBED, "Embed texts (TEI)", "TeiEmbedRequest", "Vectors"),
+    "embed_sparse": Operation(_EMBED, "Return sparse vectors (TEI)", "TeiTextsRequest", "SparseVectors"),
+    "embed_all": Operation(_EMBED, "Return token vectors (TEI)", "TeiTextsRequest", "TokenVectors"),
+    "rerank": Operation(_RANK, "Rank texts (TEI)", "TeiRerankRequest", "Scores"),
+    "predict": Operation(_RANK, "Classify texts (TEI)", "TeiPredictRequest", "Classes"),
+    "similarity": Operation(_EMBED, "Compare texts (TEI)", "TeiSimilarityRequest", "Similarities"),
+    "tokenize": Operation(_TOKENS, "Return the tokens of texts (TEI)", "TeiTokenizeRequest", "Tokens"),
+    "decode": Operation(_TOKENS, "Return the texts of token ids (TEI)", "TeiDecodeRequest", "Texts"),
+}
 #: By method and the path of the endpoint without its optional parts.
 OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/v2"): Operation(_HEALTH, "Describe the server", "", "ServerMetadata"),
@@ -107,42 +118,20 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         _EMBED, "Embed texts or images (Cohere, older)", "CohereEmbedRequest", "CohereEmbedResponse"
     ),
     ("POST", "/pooling"): Operation(_EMBED, "Return the model's output (vLLM)", "PoolingRequest", "PoolingResponse"),
-    ("POST", "/embed"): Operation(_EMBED, "Embed texts (TEI)", "TeiEmbedRequest", "Vectors"),
-    ("POST", "/embed_sparse"): Operation(_EMBED, "Return sparse vectors (TEI)", "TeiTextsRequest", "SparseVectors"),
-    ("POST", "/embed_all"): Operation(_EMBED, "Return token vectors (TEI)", "TeiTextsRequest", "TokenVectors"),
-    ("POST", "/similarity"): Operation(_EMBED, "Compare texts (TEI)", "TeiSimilarityRequest", "Similarities"),
+    **{("POST", f"/{name}"): _BELOW_MODELS[name] for name in _BELOW_MODELS if name not in ("rerank", "tokenize")},
+    **{("POST", f"/v2/models/{{model}}/{name}"): operation for name, operation in _BELOW_MODELS.items()},
     ("POST", "/"): Operation(_EMBED, "Do what the only model is for (TEI)", "TeiRequest", "Any"),
     ("POST", "/rerank"): Operation(_RANK, "Rank documents (Cohere, Jina, TEI)", "RerankRequest", "RerankResponse"),
     ("POST", "/v2/rerank"): Operation(_RANK, "Rank documents (Cohere)", "RerankRequest", "RerankResponse"),
     ("POST", "/score"): Operation(_RANK, "Score pairs of texts (vLLM)", "ScoreRequest", "PoolingResponse"),
     ("POST", "/classify"): Operation(_RANK, "Classify texts (vLLM)", "ClassifyRequest", "PoolingResponse"),
-    ("POST", "/predict"): Operation(_RANK, "Classify texts (TEI)", "TeiPredictRequest", "Classes"),
     ("POST", "/tokenize"): Operation(
         _TOKENS, "Return the tokens of a text or a chat (vLLM, TEI)", "TokenizeRequest", "TokenizeResponse"
     ),
     ("POST", "/detokenize"): Operation(
         _TOKENS, "Return the text of token ids (vLLM)", "DetokenizeRequest", "DetokenizeResponse"
     ),
-    ("POST", "/decode"): Operation(_TOKENS, "Return the texts of token ids (TEI)", "TeiDecodeRequest", "Texts"),
     ("GET", "/info"): Operation(_HEALTH, "Describe a model for retrieval (TEI)", "", "Info"),
-    ("POST", "/v2/models/{model}/embed"): Operation(_EMBED, "Embed texts (TEI)", "TeiEmbedRequest", "Vectors"),
-    ("POST", "/v2/models/{model}/embed_sparse"): Operation(
-        _EMBED, "Return sparse vectors (TEI)", "TeiTextsRequest", "SparseVectors"
-    ),
-    ("POST", "/v2/models/{model}/embed_all"): Operation(
-        _EMBED, "Return token vectors (TEI)", "TeiTextsRequest", "TokenVectors"
-    ),
-    ("POST", "/v2/models/{model}/rerank"): Operation(_RANK, "Rank texts (TEI)", "TeiRerankRequest", "Scores"),
-    ("POST", "/v2/models/{model}/predict"): Operation(_RANK, "Classify texts (TEI)", "TeiPredictRequest", "Classes"),
-    ("POST", "/v2/models/{model}/similarity"): Operation(
-        _EMBED, "Compare texts (TEI)", "TeiSimilarityRequest", "Similarities"
-    ),
-    ("POST", "/v2/models/{model}/tokenize"): Operation(
-        _TOKENS, "Return the tokens of texts (TEI)", "TeiTokenizeRequest", "Tokens"
-    ),
-    ("POST", "/v2/models/{model}/decode"): Operation(
-        _TOKENS, "Return the texts of token ids (TEI)", "TeiDecodeRequest", "Texts"
-    ),
     ("GET", "/openapi.json"): Operation(_HEALTH, "Return this document", "", "Any"),
     ("GET", "/docs"): Operation(_HEALTH, "Show this document as a page"),
 }  # fmt: skip
