@@ -8,7 +8,7 @@ import pytest
 
 from conch.core.errors import ConchError
 from conch.measure.top.figures import ServerHistory
-from conch.measure.top.source import ServerSource, TopPlace
+from conch.measure.top.source import ServerSource, TopAddress
 from tests.conformance.raw import post, tensor
 from tests.conftest import Start
 from tests.models import write
@@ -32,7 +32,7 @@ def test_models_of_a_server_and_its_end_are_read(start: Start, tmp_path: Path) -
     write(tmp_path / "models", "other", CONFIG, {"1/model.py": MODEL})
     flags = ("--metrics-config=summary_latencies=true", "--model-control-mode=explicit", "--load-model=used")
     with start(tmp_path / "models", *flags, log=tmp_path / "log") as server:
-        source = ServerSource(TopPlace.of(server.http, server.metrics, {}))
+        source = ServerSource(TopAddress.of(server.http, server.metrics, {}))
         history = ServerHistory()
         first = source.read()
         history.add(0.0, first.counts, first.models, first.instances)

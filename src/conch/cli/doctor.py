@@ -26,6 +26,7 @@ from conch import __version__
 from conch.machine import extras
 from conch.machine.extras import pip_install
 from conch.machine.facts import cpu_flags, usable_cores
+from conch.machine.gpus import Gpus, text
 from conch.machine.memory import memory_limit
 from conch.machine.ports import holder, is_free
 from conch.measure.reports.report import CodeBlock, Paragraph, Properties, Section, Table
@@ -260,29 +261,17 @@ _SECONDS: Final = 10
 
 def gpus(nvml: Any = None, smi: str | None = None) -> GpusFact:
     """Return the GPUs; ``nvml`` is the module pynvml, ``smi`` the path of ``nvidia-smi``."""
-    try:
-        return GpusFact(_by_nvml(nvml or import_module("pynvml")), "NVML")
-    except ImportError:
-        pass
-    except Exception as error:  # pynvml raises several kinds for a missing driver
-        return GpusFact((), "NVML", f"none: {error}")
+    gpus = Gpus(lambda: nvml or import_module("pynvml"))
+    if gpus.error is None:
+        sizes = [getattr(gpus.read("MemoryInfo", gpu), "total", 0) for gpu in gpus.handles]
+        names = [text(gpus.read("Name", gpu)) for gpu in gpus.handles]
+        return GpusFact(tuple(GpuFact(*fact, gpus.driver) for fact in zip(names, sizes, strict=True)), "NVML")
+    if not isinstance(gpus.error, ImportError):
+        return GpusFact((), "NVML", f"none: {gpus.error}")
     program = smi or shutil.which("nvidia-smi")
     if program is None:
         return GpusFact((), "", "none: nvidia-smi was not found")
     return _by_smi(program)
-
-
-def _by_nvml(nvml: Any) -> tuple[GpuFact, ...]:
-    nvml.nvmlInit()
-    try:
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return tuple(
-            GpuFact(_text(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total), driver)
-            for handle in handles
-        )
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _by_smi(program: str) -> GpusFact:
@@ -293,10 +282,6 @@ def _by_smi(program: str) -> GpusFact:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return GpusFact((), "nvidia-smi", f"none: nvidia-smi does not respond ({error})")
     return GpusFact(facts, "nvidia-smi", "" if facts else "none")
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 #: The features that engines use, and the processor flags that indicate them (any of these).

@@ -33,15 +33,15 @@ def _top(options: TopOptions) -> None:
     """Show the models of a conch or Triton server: requests, latency, queues, failures and memory."""
     require("conch top", "textual", extra="terminal")
     from conch.measure.top.screen import TopApp
-    from conch.measure.top.source import ServerSource, TopPlace
+    from conch.measure.top.source import ServerSource, TopAddress
 
     headers = dict(_header(text) for text in options.header)
-    place = TopPlace.of(options.url, options.metrics_url, headers)
+    address = TopAddress.of(options.url, options.metrics_url, headers)
     if not sys.stdout.isatty():
         raise invalid("conch top needs a terminal")
-    source = ServerSource(place)
+    source = ServerSource(address)
     try:
-        TopApp(source, place.url.partition("://")[2], options.interval).run()
+        TopApp(source, address.url.partition("://")[2], options.interval).run()
     finally:
         source.close()
 

@@ -1,7 +1,7 @@
 """The Grafana dashboard of conch servers, as the JSON model that Grafana imports.
 
 ``deploy/monitoring/dashboard.json`` is this dashboard (``make docs`` writes it), and ``conch deploy kubernetes`` puts
-it into a ConfigMap. Panels are declared here; their places follow from their order.
+it into a ConfigMap. Panels are declared here; their positions follow from their order.
 """
 
 from __future__ import annotations
@@ -201,12 +201,12 @@ def _panels() -> Iterator[dict[str, Any]]:
     top = 0
     for title, panels in ROWS.items():
         width, height = (_WIDTH // len(panels), 4) if not title else (_WIDTH // 3, 8)
-        row = {"id": next(numbers), "type": "row", "title": title, "gridPos": _place(0, top, _WIDTH, 1)}
+        row = {"id": next(numbers), "type": "row", "title": title, "gridPos": _position(0, top, _WIDTH, 1)}
         top += 1 if title else 0
         drawn = []
         for index, panel in enumerate(panels):
             down, right = divmod(index * width, _WIDTH)
-            drawn.append(_panel(panel, next(numbers), _place(right, top + down * height, width, height)))
+            drawn.append(_panel(panel, next(numbers), _position(right, top + down * height, width, height)))
         closed = title in _CLOSED
         if title:
             yield {**row, "collapsed": closed, "panels": drawn if closed else []}
@@ -215,7 +215,7 @@ def _panels() -> Iterator[dict[str, Any]]:
             top += height * -(-len(panels) * width // _WIDTH)
 
 
-def _panel(panel: Panel, number: int, place: Mapping[str, int]) -> dict[str, Any]:
+def _panel(panel: Panel, number: int, position: Mapping[str, int]) -> dict[str, Any]:
     defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
     if panel.maximum is not None:
         defaults["max"] = panel.maximum
@@ -238,7 +238,7 @@ def _panel(panel: Panel, number: int, place: Mapping[str, int]) -> dict[str, Any
         "title": panel.title,
         "description": panel.help,
         "datasource": _source(),
-        "gridPos": place,
+        "gridPos": position,
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": options,
         "targets": list(_targets(panel.queries.items())),
@@ -250,7 +250,7 @@ def _targets(queries: Iterable[tuple[str, str]]) -> Iterator[dict[str, Any]]:
         yield {"refId": letter, "expr": query, "legendFormat": legend, "datasource": _source()}
 
 
-def _place(x: int, y: int, w: int, h: int) -> dict[str, int]:
+def _position(x: int, y: int, w: int, h: int) -> dict[str, int]:
     return {"x": x, "y": y, "w": w, "h": h}
 
 

@@ -14,9 +14,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
+
+from conch.machine.gpus import Gpus
 
 #: Reads a limit from a group's folder; None if the group sets none.
 Read = Callable[[Path], float | None]
@@ -229,8 +232,6 @@ class ProcessReader:
     ) -> None:
         self._proc = proc
         self._load_nvml = load_nvml
-        self._nvml: Any = None
-        self._gpus: list[Any] | None = None
 
     def read(self, groups: Iterable[Iterable[int]]) -> list[ProcessMemory]:
         """Return the memory of each group of processes; ended processes count as zero."""
@@ -250,13 +251,8 @@ class ProcessReader:
 
     def gpu_free(self) -> dict[int, int]:
         """Return the free memory of each GPU (bytes), by the driver's number; empty without NVML."""
-        free = {}
-        for number, gpu in enumerate(self._handles()):
-            try:
-                free[number] = int(self._nvml.nvmlDeviceGetMemoryInfo(gpu).free)
-            except self._nvml.NVMLError:
-                continue
-        return free
+        memory = {number: self._gpus.read("MemoryInfo", gpu) for number, gpu in enumerate(self._gpus.handles)}
+        return {number: int(info.free) for number, info in memory.items() if info is not None}
 
     def _host(self, pid: int) -> tuple[int, int]:
         """Return Pss and its part in shared memory; the resident size and 0 if the kernel reports no Pss."""
@@ -276,23 +272,12 @@ class ProcessReader:
     def _on_gpus(self) -> dict[int, dict[int, int]]:
         """Return the memory on each GPU, by process."""
         used: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        for number, gpu in enumerate(self._handles()):
-            try:
-                running = self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
-            except self._nvml.NVMLError:
-                continue
-            for process in running:
+        for number, gpu in enumerate(self._gpus.handles):
+            for process in self._gpus.read("ComputeRunningProcesses", gpu) or ():
                 used[process.pid][number] = int(process.usedGpuMemory or 0)
         return used
 
-    def _handles(self) -> list[Any]:
-        """Return the GPUs, which are listed once; empty without the package or the driver."""
-        if self._gpus is None:
-            self._gpus = []
-            try:
-                self._nvml = nvml = self._load_nvml()
-                nvml.nvmlInit()
-                self._gpus = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-            except Exception:  # ImportError, or any error of pynvml for a missing driver
-                self._gpus = []
-        return self._gpus
+    @cached_property
+    def _gpus(self) -> Gpus:
+        """The GPUs, which are listed once."""
+        return Gpus(self._load_nvml)

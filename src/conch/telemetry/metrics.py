@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any, Final
 
 from conch.core.errors import invalid
+from conch.machine.gpus import Gpus
 from conch.telemetry import families
 from conch.telemetry.custom import CustomMetrics
 from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, page, page_lines
@@ -81,26 +82,18 @@ class CpuGauges(_Polled):
 
 
 class GpuGauges(_Polled):
-    """Gauges of all NVIDIA GPUs visible to the driver; values that a GPU does not report are omitted.
-
-    Raises ImportError without pynvml, and pynvml's errors without a driver; ``gpu_gauges`` handles both.
-    """
+    """Gauges of all NVIDIA GPUs visible to the driver; values that a GPU does not report are omitted."""
 
     def __init__(self, interval: float, clock: Callable[[], float] = monotonic, pynvml: Any = None) -> None:
         super().__init__(interval, clock)
-        self._nvml = nvml = pynvml or import_module("pynvml")
-        nvml.nvmlInit()
-        self._gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        self._labels = [label_text({"gpu_uuid": _text(nvml.nvmlDeviceGetUUID(gpu))}) for gpu in self._gpus]
-        self._energy_before = [self._value(nvml.nvmlDeviceGetTotalEnergyConsumption, gpu) or 0 for gpu in self._gpus]
+        self.gpus = gpus = Gpus(lambda: pynvml or import_module("pynvml"))
+        self._labels = [label_text({"gpu_uuid": gpus.uuid(gpu)}) for gpu in gpus.handles]
+        self._energy_before = [energy or 0 for energy in self._values("TotalEnergyConsumption")]
 
     def read(self) -> Iterator[Family]:
-        nvml = self._nvml
-        memory = [self._value(nvml.nvmlDeviceGetMemoryInfo, gpu) for gpu in self._gpus]
-        load = [self._value(nvml.nvmlDeviceGetUtilizationRates, gpu) for gpu in self._gpus]
-        power = [self._value(nvml.nvmlDeviceGetPowerUsage, gpu) for gpu in self._gpus]
-        limit = [self._value(nvml.nvmlDeviceGetEnforcedPowerLimit, gpu) for gpu in self._gpus]
-        energy = [self._value(nvml.nvmlDeviceGetTotalEnergyConsumption, gpu) for gpu in self._gpus]
+        memory, load = self._values("MemoryInfo"), self._values("UtilizationRates")
+        power, limit = self._values("PowerUsage"), self._values("EnforcedPowerLimit")
+        energy = self._values("TotalEnergyConsumption")
         since = [None if now is None else now - before for now, before in zip(energy, self._energy_before, strict=True)]
         yield GPU_UTILIZATION, self._samples(load, lambda rates: rates.gpu / 100)
         yield GPU_MEMORY_TOTAL, self._samples(memory, lambda info: info.total)
@@ -113,23 +106,14 @@ class GpuGauges(_Polled):
         labelled = zip(self._labels, values, strict=True)
         return [MetricSample(labels, convert(value)) for labels, value in labelled if value is not None]
 
-    def _value(self, function: Callable[[Any], Any], gpu: Any) -> Any:
-        try:
-            return function(gpu)
-        except self._nvml.NVMLError:
-            return None
+    def _values(self, query: str) -> list[Any]:
+        return [self.gpus.read(query, gpu) for gpu in self.gpus.handles]
 
 
 def gpu_gauges(interval: float) -> GpuGauges | None:
     """Return the gauges; None without pynvml or without a driver."""
-    try:
-        return GpuGauges(interval)
-    except Exception:  # ImportError, or any error of pynvml for a missing driver
-        return None
-
-
-def _text(uuid: str | bytes) -> str:
-    return uuid.decode() if isinstance(uuid, bytes) else uuid
+    gauges = GpuGauges(interval)
+    return gauges if gauges.gpus.error is None else None
 
 
 FIRST_RESPONSE_BUCKETS: Final = (100.0, 500.0, 2000.0, 5000.0)

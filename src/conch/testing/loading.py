@@ -59,7 +59,7 @@ def _configured(files: ModelFiles, parameters: Mapping[str, str]) -> ModelConfig
     validate(config)
     check_directory_name(config, files.name)
     if config.HasField("ensemble_scheduling"):
-        raise unsupported(f"model '{files.name}' is an ensemble, which has no code: test its members")
+        raise unsupported(f"model '{files.name}' is an ensemble, which has no code: test the models of its steps")
     if backend_of(implementation(config), parameters_of(config)).generates:
         raise unsupported(f"model '{files.name}' generates text between requests: test it with a server")
     return config

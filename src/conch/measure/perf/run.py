@@ -262,7 +262,7 @@ class Measurement:
         plan = self.plan
         reader = GpuReader() if server.pids else None
         metrics = MetricsSampler(plan.metrics_url, plan.metrics_interval) if plan.metrics_url else None
-        return GpuSampler(reader) if reader else None, metrics
+        return GpuSampler(reader) if reader is not None and reader.handles else None, metrics
 
     def _warm_up(self, level: float) -> None:
         """Start the warm-up requests of the plan, or requests that continue until the level ends."""

@@ -21,7 +21,7 @@ _CONFIGS: Final = 20
 
 
 class TopReading(NamedTuple):
-    """What a server told at ``time`` (s, monotonic).
+    """The state of a server at ``time`` (s, monotonic).
 
     ``server`` is its name and version, ``models`` its repository index, ``instances`` their number by model.
     """
@@ -34,7 +34,7 @@ class TopReading(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TopPlace:
+class TopAddress:
     """The URLs of a server, and the headers of requests to its HTTP port."""
 
     url: str
@@ -42,7 +42,7 @@ class TopPlace:
     headers: Mapping[str, str]
 
     @classmethod
-    def of(cls, url: str, metrics_url: str, headers: Mapping[str, str]) -> TopPlace:
+    def of(cls, url: str, metrics_url: str, headers: Mapping[str, str]) -> TopAddress:
         """Complete the URLs: metrics are at port 8002 of the same host by default. Raises INVALID_ARG."""
         url, metrics_url = with_scheme(url), with_scheme(metrics_url) if metrics_url else ""
         try:
@@ -60,24 +60,24 @@ class TopPlace:
 
 
 class ServerSource:
-    """Reads the server at ``place``; the number of instances of each model is read once."""
+    """Reads the server at ``address``; the number of instances of each model is read once."""
 
-    def __init__(self, place: TopPlace) -> None:
-        self._place = place
-        parts = urlsplit(place.url)
+    def __init__(self, address: TopAddress) -> None:
+        self._address = address
+        parts = urlsplit(address.url)
         assert parts.hostname is not None and parts.port is not None
         tls = None
         if parts.scheme == "https":
             import ssl
 
             tls = ssl.create_default_context()
-        self._transport = HttpTransport(parts.hostname, parts.port, parts.path.rstrip("/"), tls, place.headers)
+        self._transport = HttpTransport(parts.hostname, parts.port, parts.path.rstrip("/"), tls, address.headers)
         self._server = ""
         self._instances: dict[str, int] = {}
 
     def read(self) -> TopReading:
         """Read everything. Raises ConchError without a metrics page; without an HTTP port, the rest is empty."""
-        counts = read_counts(read_page(self._place.metrics_url, _SECONDS))
+        counts = read_counts(read_page(self._address.metrics_url, _SECONDS))
         now = monotonic()
         index: list[dict[str, str]] = []
         try:
@@ -91,7 +91,7 @@ class ServerSource:
         return TopReading(now, self._server, counts, index, dict(self._instances))
 
     def forget(self) -> None:
-        """Forget what was read once, because the server has gone: another may take its place."""
+        """Forget what was read once, because the server has ended: another may replace it."""
         self._server = ""
         self._instances = {}
 

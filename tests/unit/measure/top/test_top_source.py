@@ -6,7 +6,7 @@ import pytest
 
 from conch.cli import main
 from conch.core.errors import ConchError
-from conch.measure.top.source import TopPlace
+from conch.measure.top.source import TopAddress
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,14 @@ from conch.measure.top.source import TopPlace
     ],
 )
 def test_missing_parts_of_urls_are_completed(url: str, metrics: str, place: tuple[str, str]) -> None:
-    found = TopPlace.of(url, metrics, {})
+    found = TopAddress.of(url, metrics, {})
     assert (found.url, found.metrics_url) == place
 
 
 @pytest.mark.parametrize("url", ["", "http://", "localhost:many"])
 def test_an_address_without_a_host_or_port_is_refused(url: str) -> None:
     with pytest.raises(ConchError, match="is not the address of a server"):
-        TopPlace.of(url, "", {})
+        TopAddress.of(url, "", {})
 
 
 @pytest.mark.extras

@@ -393,7 +393,7 @@ class TrialLimits:
 
     minimum: int
     maximum: int
-    patience: int
+    max_stale: int
 
 
 class ParzenSearch:
@@ -422,7 +422,7 @@ class ParzenSearch:
                 continue
             self._tried, repeats = self._tried + 1, 0
             best, stale = max(best, self._seen.best_height), 0 if self._seen.best_height > best else stale + 1
-            if self._tried >= self._limits.minimum and stale >= self._limits.patience:
+            if self._tried >= self._limits.minimum and stale >= self._limits.max_stale:
                 break
 
     def left(self) -> float:

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from ipaddress import ip_address
 from statistics import fmean
 from threading import Event, Thread
@@ -19,6 +18,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import psutil
 
 from conch.core.errors import ConchError, invalid
+from conch.machine.gpus import Gpus
 from conch.machine.ports import listening_processes, listens
 from conch.machine.processes import family, process_times
 from conch.measure.metrics_page import read_page, samples, with_scheme
@@ -114,7 +114,7 @@ class MetricsSampler(Sampler[Mapping[str, float]]):
         try:
             gauges = self._scrape()
         except ConchError as error:
-            raise invalid(f"no metrics at {self._url}: {error} (--metrics-url names another place)") from None
+            raise invalid(f"no metrics at {self._url}: {error} (--metrics-url names another URL)") from None
         if not gauges:
             raise invalid(f"{self._url} has no {GAUGES[0]}, nor any other of: {', '.join(GAUGES[1:])}")
 
@@ -152,59 +152,35 @@ class GpuReading(NamedTuple):
     power: float
 
 
-class GpuReader:
-    """Reads all GPUs of this machine; there are none without the package or the driver."""
+class GpuReader(Gpus):
+    """Reads the state of all GPUs of this machine."""
 
-    def __init__(self, load_nvml: Callable[[], Any] = lambda: import_module("pynvml")) -> None:
-        self._gpus: dict[str, Any] = {}
-        try:
-            self._nvml = nvml = load_nvml()
-            nvml.nvmlInit()
-            for number in range(nvml.nvmlDeviceGetCount()):
-                handle = nvml.nvmlDeviceGetHandleByIndex(number)
-                uuid = nvml.nvmlDeviceGetUUID(handle)
-                self._gpus[uuid.decode() if isinstance(uuid, bytes) else uuid] = handle
-        except Exception:  # ImportError, or any error of pynvml for a missing driver
-            self._gpus = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._gpus)
-
-    def read(self) -> Mapping[str, GpuReading]:
+    def states(self) -> Mapping[str, GpuReading]:
         """Return the state of every GPU by its UUID; unavailable values are 0."""
-        nvml, readings = self._nvml, {}
-        for uuid, gpu in self._gpus.items():
-            rates, memory = (
-                self._value(nvml.nvmlDeviceGetUtilizationRates, gpu),
-                self._value(nvml.nvmlDeviceGetMemoryInfo, gpu),
+        states = {}
+        for gpu in self.handles:
+            rates, memory = self.read("UtilizationRates", gpu), self.read("MemoryInfo", gpu)
+            states[self.uuid(gpu)] = GpuReading(
+                rates.gpu / 100 if rates else 0.0,
+                int(memory.used) if memory else 0,
+                (self.read("PowerUsage", gpu) or 0) / 1000,
             )
-            power = self._value(nvml.nvmlDeviceGetPowerUsage, gpu)
-            readings[uuid] = GpuReading(
-                rates.gpu / 100 if rates else 0.0, int(memory.used) if memory else 0, (power or 0) / 1000
-            )
-        return readings
+        return states
 
     def used_by(self, pids: Collection[int]) -> set[str]:
         """Return the GPUs used by any of the processes; empty if the driver does not report it, as in containers."""
-        nvml = self._nvml
         return {
-            uuid
-            for uuid, gpu in self._gpus.items()
-            if any(process.pid in pids for process in self._value(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ())
+            self.uuid(gpu)
+            for gpu in self.handles
+            if any(process.pid in pids for process in self.read("ComputeRunningProcesses", gpu) or ())
         }
-
-    def _value(self, function: Callable[[Any], Any], gpu: Any) -> Any:
-        try:
-            return function(gpu)
-        except self._nvml.NVMLError:
-            return None
 
 
 class GpuSampler(Sampler[Mapping[str, GpuReading]]):
     """Samples the GPUs while the context is entered."""
 
     def __init__(self, reader: GpuReader) -> None:
-        super().__init__(reader.read, _INTERVAL)
+        super().__init__(reader.states, _INTERVAL)
         self._reader = reader
 
     def figures(self, spans: Sequence[Span], roots: Iterable[int]) -> dict[str, GpuFigures]:

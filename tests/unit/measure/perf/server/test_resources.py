@@ -118,7 +118,7 @@ def test_a_machine_without_a_driver_has_no_gpus() -> None:
     def missing() -> Any:
         raise ImportError
 
-    assert not GpuReader(missing)
+    assert not GpuReader(missing).handles
 
 
 def test_gauges_are_read_with_their_labels() -> None:
