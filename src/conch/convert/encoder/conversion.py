@@ -13,27 +13,29 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy as np
+
 from conch.backends.base.arrays import Array
 from conch.backends.tasks.engines import NetworkEngine, open_engine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Contrasts, Manifest
 from conch.checkpoints.tokenizers.inputs import open_encoder
-from conch.checkpoints.tokenizers.open import open_tokenizer, original_tokenizer
+from conch.checkpoints.tokenizers.open import TYPES, open_tokenizer, original_tokenizer
 from conch.convert import evidence, sentences
 from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder import agreement, network
 from conch.convert.encoder.agreement import OutputAgreement, SampleOutputs, TaskAgreement
 from conch.convert.encoder.contrasts import EncoderAnswers
 from conch.convert.encoder.evaluate import (
+    EncoderOutputs,
     Neighbours,
     apart,
-    arrays_of_shape,
-    batches,
-    batches_of_strangers,
+    calibration_arrays,
     divided,
-    evaluate,
     greatest,
-    neighbours,
+    ids_of_shape,
+    run_samples,
+    run_together,
     tokenize,
     widest,
 )
@@ -176,14 +178,6 @@ def _rounded(value: float) -> str:
 Network = TypeVar("Network")
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderOutputs:
-    """The network's outputs for each sample, in sample order, and their dependence on the other rows of a batch."""
-
-    outputs: list[SampleOutputs]
-    neighbours: Neighbours
-
-
 class EncoderConversion(Conversion[Network, EncoderOutputs]):
     """Compares networks by their outputs for single texts."""
 
@@ -233,9 +227,20 @@ class EncoderConversion(Conversion[Network, EncoderOutputs]):
     def open_variant(self, variant: BuiltVariant) -> Network:
         """Open a variant as the server does."""
 
-    @abstractmethod
     def run_variant(self, variant: BuiltVariant) -> tuple[Network, EncoderOutputs]:
         """Open a variant, and return the outputs for all samples."""
+        network = self.open_variant(variant)
+        lengths = self.lengths(network)
+        self.longest = max(lengths)
+        return network, run_samples(lengths, partial(self.run_group, network), budget=self.run_tokens)
+
+    @abstractmethod
+    def lengths(self, network: Network) -> list[int]:
+        """Return the length of each sample (tokens)."""
+
+    @abstractmethod
+    def run_group(self, network: Network, indices: Sequence[int]) -> list[SampleOutputs]:
+        """Return the outputs of the samples ``indices``, which run together."""
 
     def check_reference(self, outputs: Sequence[SampleOutputs]) -> None:
         """Warn if the checkpoint's own outputs are not informative."""
@@ -320,34 +325,21 @@ class NetworkConversion(EncoderConversion[NetworkEngine]):
         self.compared_on = f"{self.sample_count} samples"
         classifies = checkpoint.task == "text-classification"
         self.labels = sentences.label_indices(self.samples, checkpoint.labels) if classifies else None
-        #: Single sequences without padding, for calibrating the ranges of quantized activations.
-        self.calibration = [batch.arrays for batch in batches(self.encoder, fitted, rows=(1,))]
-        self.batches = batches(self.encoder, self.samples, budget=self.run_tokens)
-        self.longest = max(batch.arrays["input_ids"].shape[1] for batch in self.batches)
-        self.strangers = batches_of_strangers(self.encoder, self.samples, budget=self.run_tokens)
+        self.fitted, self.tokens = tokenize(self.encoder, fitted), tokenize(self.encoder, self.samples)
         self.words = EncoderAnswers(
-            checkpoint.task,
-            self.samples,
-            tokenize(self.encoder, self.samples),
-            checkpoint.labels or (),
-            self.encoder.tokenizer.decode,
+            checkpoint.task, self.samples, self.tokens, checkpoint.labels or (), self.encoder.tokenizer.decode
         )
 
     def build_variants(self, variants: Sequence[tuple[str, str]]) -> list[BuiltVariant | FailedVariant]:
         load = partial(network.load, self.checkpoint)
-        return VariantBuilder(load, self.calibration, self.folder, self.progress).build(variants)
+        calibration = calibration_arrays(self.fitted, self.encoder.pad_id)
+        return VariantBuilder(load, calibration, self.folder, self.progress).build(variants)
 
-    def run_variant(self, variant: BuiltVariant) -> tuple[NetworkEngine, EncoderOutputs]:
-        engine, encoder = self.open_variant(variant), self.encoder
-        run = partial(
-            evaluate,
-            engine,
-            self.checkpoint.task,
-            mask_id=encoder.tokenizer.special.mask_id,
-            pad_id=encoder.pad_id,
-            max_length=encoder.max_length,
-        )
-        return engine, EncoderOutputs(run(self.batches), neighbours(self.strangers, run))
+    def lengths(self, network: NetworkEngine) -> list[int]:
+        return [len(tokens.ids) for tokens in self.tokens]
+
+    def run_group(self, network: NetworkEngine, indices: Sequence[int]) -> list[SampleOutputs]:
+        return run_together(network, self.encoder, [self.tokens[index] for index in indices], self.checkpoint.task)
 
     def check_reference(self, outputs: Sequence[SampleOutputs]) -> None:
         names = self.checkpoint.labels or ()
@@ -379,7 +371,9 @@ class NetworkConversion(EncoderConversion[NetworkEngine]):
 
     def _parts(self, shape: Shape) -> list[dict[str, Array]]:
         """Return the inputs of the runs in which a request of ``shape`` is computed."""
-        return divided(arrays_of_shape(self.encoder, self.samples, shape), self.run_tokens)
+        ids = ids_of_shape(self.encoder, self.samples, shape)
+        arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), TYPES: np.zeros_like(ids)}
+        return divided(arrays, self.run_tokens)
 
     def open_variant(self, variant: BuiltVariant) -> NetworkEngine:
         checkpoint, head, device = self._opened(variant)

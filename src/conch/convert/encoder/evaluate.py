@@ -1,7 +1,6 @@
-"""Runs a network on the samples (batches of token ids in, unpadded outputs out), and measures batch invariance.
+"""Runs a network on the samples as the server does, and measures batch invariance.
 
-Used in the process of ``conch convert``. Every network gets the same batches, made as in the server from texts of
-similar length.
+Used in the process of ``conch convert``. Every variant gets the same batches, of texts of similar length.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ from typing import Final
 import numpy as np
 
 from conch.backends.base.arrays import Array
+from conch.backends.tasks.encoders.encoder_task import PaddedBatch
 from conch.backends.tasks.engines import NetworkEngine
 from conch.checkpoints.tokenizers.inputs import InputEncoder
+from conch.checkpoints.tokenizers.open import TYPES
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.convert.encoder.agreement import SampleOutputs, compare
 from conch.convert.sentences import TextSample
@@ -29,31 +30,14 @@ ROWS: Final = (8, 1, 3)
 _BY_TOKEN: Final = ("start_logits", "end_logits")
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBatch:
-    """The rows of one run: sample indices, and arrays, INT64 ``[rows, tokens]``."""
-
-    indices: tuple[int, ...]
-    arrays: dict[str, Array]
-
-
-def batches(
-    encoder: InputEncoder, samples: Sequence[TextSample], rows: Sequence[int] = ROWS, *, budget: int = CPU_TOKENS
-) -> list[TokenBatch]:
-    """Batch the samples by length. Long texts are truncated regardless of the model's configuration."""
-    tokens = tokenize(encoder, samples)
-    groups = by_length([len(text.ids) for text in tokens], rows, budget=budget)
-    return [TokenBatch(group, padded([tokens[index] for index in group], encoder.pad_id)) for group in groups]
-
-
-def by_length(lengths: Sequence[int], rows: Sequence[int] = ROWS, *, budget: int = CPU_TOKENS) -> list[tuple[int, ...]]:
-    """Return groups of the indices of texts of similar ``lengths``, of ``rows`` texts in turn.
+def by_length(lengths: Sequence[int], *, budget: int = CPU_TOKENS) -> list[tuple[int, ...]]:
+    """Return groups of the indices of texts of similar ``lengths``, of ``ROWS`` texts in turn.
 
     ``budget`` limits a group's tokens with padding, except for a group of one text.
     """
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     groups = []
-    for count in cycle(rows):
+    for count in cycle(ROWS):
         if not order:
             break
         while count > 1 and count * lengths[order[:count][-1]] > budget:
@@ -70,26 +54,18 @@ def tokenize(encoder: InputEncoder, samples: Sequence[TextSample]) -> list[Token
     return tokens
 
 
-def padded(tokens: Sequence[Tokens], pad_id: int) -> dict[str, Array]:
-    """Return INT64 ``[texts, tokens]`` by input name, padded to the longest text."""
-    shape = (len(tokens), max(len(text.ids) for text in tokens))
-    ids, mask, types = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    for row, text in enumerate(tokens):
-        length = len(text.ids)
-        ids[row, :length] = text.ids
-        mask[row, :length] = 1
-        if text.types is not None:
-            types[row, :length] = text.types
-    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+def calibration_arrays(sequences: Sequence[Tokens], pad_id: int) -> list[Mapping[str, Array]]:
+    """Return each sequence as INT64 ``[1, tokens]`` by input name, for calibrating the ranges of activations."""
+    return [PaddedBatch([tokens], (), pad_id).arrays((TYPES,), types=True) for tokens in sequences]
 
 
-def arrays_of_shape(encoder: InputEncoder, samples: Sequence[TextSample], shape: Shape) -> dict[str, Array]:
-    """Return arrays of exactly ``shape`` without padding, made from the samples' concatenated texts."""
-    tokens = tokenize(encoder, [TextSample(f"{sample.text} {sample.pair or ''}") for sample in samples])
+def ids_of_shape(encoder: InputEncoder, samples: Sequence[TextSample], shape: Shape) -> Array:
+    """Return INT64 token ids of exactly ``shape`` without padding, made from the samples' concatenated texts."""
+    tokens, _ = encoder.encode([f"{sample.text} {sample.pair or ''}" for sample in samples])
     ids = np.resize(np.concatenate([text.ids for text in tokens]), (shape.batch, shape.tokens))
     # Each row begins and ends with the special tokens of a text.
     ids[:, 0], ids[:, -1] = tokens[0].ids[0], tokens[0].ids[-1]
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    return ids
 
 
 def divided(arrays: Mapping[str, Array], budget: int) -> list[dict[str, Array]]:
@@ -99,46 +75,28 @@ def divided(arrays: Mapping[str, Array], budget: int) -> list[dict[str, Array]]:
     return [{name: array[start : start + count] for name, array in arrays.items()} for start in range(0, rows, count)]
 
 
-def evaluate(
-    engine: NetworkEngine,
-    task: str,
-    batches: Sequence[TokenBatch],
-    *,
-    mask_id: int | None = None,
-    pad_id: int = 0,
-    max_length: int = 0,
+def run_together(
+    engine: NetworkEngine, encoder: InputEncoder, sequences: Sequence[Tokens], task: str
 ) -> list[SampleOutputs]:
-    """Return the outputs of ``engine`` for each sample, in sample order.
+    """Run the sequences as one batch, padded as in the server; return the outputs of each without padding.
 
-    Batches are padded with ``pad_id`` to the engine's shapes, up to ``max_length`` tokens, as in the server.
-    For fill-mask only the logits at ``mask_id`` are kept, because those of all positions would fill the memory.
+    For fill-mask only the logits at the mask are kept, because those of all positions would fill the memory.
     """
-    by_index: dict[int, SampleOutputs] = {}
-    for batch in batches:
-        arrays = as_served(engine, batch.arrays, pad_id, max_length)
-        outputs = engine.run(arrays)
-        mask = arrays["attention_mask"]
-        for row, index in enumerate(batch.indices):
-            length = int(mask[row].sum())
-            sample = {name: _unpadded(name, values[row], length) for name, values in outputs.items()}
-            if task == "fill-mask" and mask_id is not None:
-                sample = {"logits": _at_mask(sample["logits"], batch.arrays["input_ids"][row, :length], mask_id)}
-            by_index[index] = sample
-    return [by_index[index] for index in range(len(by_index))]
-
-
-def as_served(engine: NetworkEngine, arrays: dict[str, Array], pad_id: int, max_length: int) -> dict[str, Array]:
-    """Pad INT64 ``[rows, tokens]`` arrays to the shape that ``engine`` requires."""
-    rows, tokens = arrays["attention_mask"].shape
-    wanted_rows, wanted_tokens = engine.padded_shape(rows, tokens)
-    around = ((0, wanted_rows - rows), (0, min(wanted_tokens, max(tokens, max_length)) - tokens))
-    inputs = {
-        name: np.pad(array, around, constant_values=pad_id if name == "input_ids" else 0)
-        for name, array in arrays.items()
-    }
-    # A row without tokens would give NaN.
-    inputs["attention_mask"][rows:, 0] = 1
-    return inputs
+    longest = max(len(tokens.ids) for tokens in sequences)
+    rows, length = engine.padded_shape(len(sequences), longest)
+    shape = rows, min(length, max(longest, encoder.max_length))
+    batch = PaddedBatch(sequences, (), encoder.pad_id, shape)
+    outputs = engine.run(batch.arrays(engine.inputs, types=encoder.types))
+    samples: list[SampleOutputs] = []
+    for row, tokens in enumerate(sequences):
+        sample: SampleOutputs = {
+            name: _unpadded(name, values[row], len(tokens.ids)) for name, values in outputs.items()
+        }
+        if task == "fill-mask":
+            position = int((tokens.ids == encoder.tokenizer.special.mask_id).argmax())
+            sample = {"logits": sample["logits"][position : position + 1].copy()}
+        samples.append(sample)
+    return samples
 
 
 def _unpadded(name: str, values: Array, length: int) -> Array:
@@ -149,16 +107,6 @@ def _unpadded(name: str, values: Array, length: int) -> Array:
     return values[None, :length].copy() if name in _BY_TOKEN else values[None].copy()
 
 
-def _at_mask(logits: Array, ids: Array, mask_id: int) -> Array:
-    positions = np.flatnonzero(ids == mask_id)
-    position = int(positions[0]) if len(positions) else 0
-    return logits[position : position + 1].copy()
-
-
-# They should be equal except for rounding. If scales are computed at run time for whole activations (ONNX Runtime's
-# dynamic quantization), a row with larger numbers makes the quantization of all rows coarser.
-
-
 #: The number of rows in a batch with a mix of lengths, and the maximum number of rows to compare.
 BATCH_ROWS: Final = 6
 MAX_ROWS: Final = 24
@@ -167,6 +115,9 @@ MAX_ROWS: Final = 24
 @dataclass(frozen=True, slots=True)
 class Neighbours:
     """Comparison of the same rows alone and in batches of ``rows``.
+
+    They should be equal except for rounding. If scales are computed at run time for whole activations (ONNX Runtime's
+    dynamic quantization), a row with larger numbers makes the quantization of all rows coarser.
 
     ``cosine_min`` is the smallest cosine of an output with itself (None if meaningless), ``argmax`` the share of logits
     with the same argmax (None without class logits), and ``samples`` the number of compared rows.
@@ -179,18 +130,29 @@ class Neighbours:
     samples: int
 
 
-def batches_of_strangers(
-    encoder: InputEncoder, samples: Sequence[TextSample], *, budget: int = CPU_TOKENS
-) -> list[TokenBatch]:
-    """Return batches of texts of different lengths, from the shortest to the longest."""
-    tokens = tokenize(encoder, samples)
-    lengths = [len(text.ids) for text in tokens]
-    groups = [[tokens[index] for index in group] for group in of_strangers(lengths, budget=budget)]
-    batches, done = [], 0
-    for group in groups:
-        batches.append(TokenBatch(tuple(range(done, done + len(group))), padded(group, encoder.pad_id)))
-        done += len(group)
-    return batches
+@dataclass(frozen=True, slots=True)
+class EncoderOutputs:
+    """The network's outputs for each sample, in sample order, and their dependence on the other rows of a batch."""
+
+    outputs: list[SampleOutputs]
+    neighbours: Neighbours
+
+
+def run_samples(
+    lengths: Sequence[int], run: Callable[[Sequence[int]], list[SampleOutputs]], *, budget: int = CPU_TOKENS
+) -> EncoderOutputs:
+    """Run samples of ``lengths`` tokens in batches of at most ``budget`` tokens, and some also alone.
+
+    ``run`` computes the samples with the given indices together, and returns the outputs of each.
+    """
+    by_index: dict[int, SampleOutputs] = {}
+    for group in by_length(lengths, budget=budget):
+        by_index |= zip(group, run(group), strict=True)
+    groups = of_strangers(lengths, budget=budget)
+    alone = [output for group in groups for index in group for output in run([index])]
+    together = [output for group in groups for output in run(group)]
+    outputs = [by_index[index] for index in range(len(lengths))]
+    return EncoderOutputs(outputs, apart(alone, together, max(map(len, groups))))
 
 
 def of_strangers(lengths: Sequence[int], *, budget: int = CPU_TOKENS) -> list[list[int]]:
@@ -203,22 +165,7 @@ def of_strangers(lengths: Sequence[int], *, budget: int = CPU_TOKENS) -> list[li
     chosen = order[:: max(1, len(order) // MAX_ROWS)][:MAX_ROWS]
     count = max(1, len(chosen) // BATCH_ROWS)
     groups = [chosen[first::count] for first in range(count)]
-    return [[*group[: budget // lengths[group[-1]] - 1], group[-1]] for group in groups]
-
-
-def alone(batch: TokenBatch) -> list[TokenBatch]:
-    """Return each row of a batch as its own batch, without padding."""
-    rows = []
-    for row, index in enumerate(batch.indices):
-        length = int(batch.arrays["attention_mask"][row].sum())
-        rows.append(TokenBatch((index,), {name: array[row : row + 1, :length] for name, array in batch.arrays.items()}))
-    return rows
-
-
-def neighbours(batches: Sequence[TokenBatch], run: Callable[[Sequence[TokenBatch]], list[SampleOutputs]]) -> Neighbours:
-    """Compare the results of ``answer`` for the rows of ``batches`` alone and together."""
-    by_itself = run([row for batch in batches for row in alone(batch)])
-    return apart(by_itself, run(batches), rows=max(len(batch.indices) for batch in batches))
+    return [[*group[:-1][: budget // lengths[group[-1]] - 1], group[-1]] for group in groups]
 
 
 def apart(first: Sequence[SampleOutputs], second: Sequence[SampleOutputs], rows: int = 1) -> Neighbours:

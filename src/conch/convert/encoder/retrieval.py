@@ -31,8 +31,8 @@ from conch.convert.encoder import agreement
 from conch.convert.encoder.agreement import SampleOutputs, TaskAgreement
 from conch.convert.encoder.candidates import DENSE_VECTOR, SPARSE_VECTOR, TOKEN_VECTORS, compare_order, contrasts
 from conch.convert.encoder.contrasts import EncoderAnswers
-from conch.convert.encoder.conversion import EncoderConversion, EncoderOutputs
-from conch.convert.encoder.evaluate import apart, by_length, divided, of_strangers, padded
+from conch.convert.encoder.conversion import EncoderConversion
+from conch.convert.encoder.evaluate import EncoderOutputs, calibration_arrays, divided, ids_of_shape
 from conch.convert.encoder.modules import contained
 from conch.convert.encoder.network import load_embedding, load_ranking
 from conch.convert.encoder.variants import VariantBuilder
@@ -117,26 +117,16 @@ class TaskConversion(EncoderConversion[AnyTask]):
     def outputs(self, task: AnyTask, result: Result) -> SampleOutputs:
         """Return the outputs in the result of a sample."""
 
-    def run_variant(self, variant: BuiltVariant) -> tuple[AnyTask, EncoderOutputs]:
-        task = self.open_variant(variant)
-        count = range(len(self.samples))
-        lengths = [task.prepare(self.request(task, index)).length for index in count]
-        self.longest = max(lengths)
-        by_index: dict[int, SampleOutputs] = {}
-        for group in by_length(lengths, budget=self.run_tokens):
-            by_index |= zip(group, self._results(task, group), strict=True)
-        groups = of_strangers(lengths, budget=self.run_tokens)
-        together = [output for group in groups for output in self._results(task, group)]
-        alone = [output for group in groups for index in group for output in self._results(task, [index])]
-        return task, EncoderOutputs([by_index[index] for index in count], apart(alone, together, max(map(len, groups))))
+    def lengths(self, network: AnyTask) -> list[int]:
+        return [network.prepare(self.request(network, index)).length for index in range(len(self.samples))]
 
-    def _results(self, task: AnyTask, indices: Sequence[int]) -> list[SampleOutputs]:
-        """Return the outputs of the samples ``indices``, whose requests run together."""
-        results = task.execute([task.prepare(self.request(task, index)) for index in indices], ExecutionWork())
+    def run_group(self, network: AnyTask, indices: Sequence[int]) -> list[SampleOutputs]:
+        requests = [network.prepare(self.request(network, index)) for index in indices]
+        results = network.execute(requests, ExecutionWork())
         for result in results:
             if isinstance(result, ConchError):
                 raise result
-        return [self.outputs(task, result) for result in results if isinstance(result, Result)]
+        return [self.outputs(network, result) for result in results if isinstance(result, Result)]
 
     def runs(self, networks: Mapping[str, AnyTask], shape: Shape) -> dict[str, Run]:
         """Return one run of each network on the same tokens, with what follows it."""
@@ -150,21 +140,7 @@ class TaskConversion(EncoderConversion[AnyTask]):
         return partial(open_and_compute, self._opened(variant), self._ids(largest), self.run_tokens)
 
     def _ids(self, shape: Shape) -> Array:
-        """Return the tokens of the samples as INT64 of exactly ``shape``."""
-        encoder = network_of(self._reference).encoder
-        tokens, _ = encoder.encode([f"{sample.text} {sample.pair or ''}" for sample in self.samples])
-        ids = np.resize(np.concatenate([text.ids for text in tokens]), (shape.batch, shape.tokens))
-        # Each row begins and ends with the special tokens of a text.
-        ids[:, 0], ids[:, -1] = tokens[0].ids[0], tokens[0].ids[-1]
-        return ids
-
-    def calibration(self, sequences: Sequence[Tokens], network: EncoderNetwork) -> list[Mapping[str, Array]]:
-        """Return the arrays of single sequences without padding, for calibrating the ranges of activations."""
-        arrays = [padded([tokens], network.encoder.pad_id) for tokens in sequences]
-        for single, tokens in zip(arrays, sequences, strict=True):
-            if tokens.mask is not None:
-                single["attention_mask"][0] = tokens.mask
-        return list(arrays)
+        return ids_of_shape(network_of(self._reference).encoder, self.samples, shape)
 
     def open_variant(self, variant: BuiltVariant) -> Any:
         return self._reference if variant.name == REFERENCE else open_task(self._opened(variant))
@@ -216,7 +192,7 @@ class EmbeddingConversion(TaskConversion[Embedding]):
             if isinstance(pipeline, NetworkPipeline) and self.model.path_of(task)[0] is first:
                 prepared = self._reference.prepare(self._request(sample.text, task))
                 if isinstance(prepared, EncodedRequest):
-                    arrays += self.calibration(prepared.sequences, pipeline)
+                    arrays += calibration_arrays(prepared.sequences, pipeline.encoder.pad_id)
         return arrays
 
     def _task(self, is_query: bool) -> str | None:
@@ -330,7 +306,8 @@ class CausalRankingConversion(TaskConversion[Rerank]):
         plan = self._reference.plan
         ids = [id for id in (plan.true_id, plan.false_id) if id is not None]
         prepared = [self._reference.prepare(_pair(sample)) for sample in self._fitted]
-        calibration = self.calibration([tokens for pair in prepared for tokens in pair.sequences], self._reference)
+        sequences = [tokens for pair in prepared for tokens in pair.sequences]
+        calibration = calibration_arrays(sequences, self._reference.encoder.pad_id)
         load = partial(load_ranking, self.checkpoint, ids)
         return VariantBuilder(load, calibration, self.folder, self.progress).build(variants)
 

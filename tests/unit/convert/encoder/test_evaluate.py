@@ -14,13 +14,12 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import InputEncoder, open_encoder
 from conch.convert.encoder.evaluate import (
-    arrays_of_shape,
-    as_served,
-    batches,
     by_length,
-    evaluate,
+    calibration_arrays,
+    ids_of_shape,
     of_strangers,
-    padded,
+    run_together,
+    tokenize,
 )
 from conch.convert.sentences import TextSample
 from conch.measure.texts.shapes import Shape
@@ -39,6 +38,8 @@ def encoder(tmp_path: Path) -> InputEncoder:
 class Echo(NetworkEngine):
     """Gives each token's id back, in the form of several heads."""
 
+    inputs = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         ids = arrays["input_ids"].astype(np.float32)
         return {
@@ -48,65 +49,44 @@ class Echo(NetworkEngine):
         }
 
 
-def test_batches_hold_every_sample_once_by_length(encoder: InputEncoder) -> None:
-    made = batches(encoder, SAMPLES, rows=(2,))
+def test_batches_have_every_text_once_by_length_and_at_most_the_tokens_of_a_run() -> None:
+    lengths = [600, 8, 300, 8, 4096, 500]
 
-    assert sorted(index for batch in made for index in batch.indices) == list(range(len(SAMPLES)))
-    assert [batch.arrays["input_ids"].shape[0] for batch in made] == [2, 2, 1]
-    lengths = [batch.arrays["attention_mask"].sum(1).max() for batch in made]
-    assert lengths == sorted(lengths)
-    for batch in made:
-        ids, mask = batch.arrays["input_ids"], batch.arrays["attention_mask"]
-        assert (ids[mask == 0] == encoder.pad_id).all() and mask[:, 0].all()
-
-
-def test_batches_have_at_most_the_tokens_of_a_run() -> None:
-    lengths = [8, 8, 300, 500, 600, 4096]
-
-    assert by_length(lengths, budget=1024) == [(0, 1, 2), (3,), (4,), (5,)]
-    assert of_strangers(lengths, budget=1024) == [[0, 3]]
+    assert by_length(lengths, budget=1024) == [(1, 3, 2), (5,), (0,), (4,)]
+    assert by_length([5] * 13) == [(0, 1, 2, 3, 4, 5, 6, 7), (8,), (9, 10, 11), (12,)]
+    assert of_strangers(sorted(lengths), budget=1024) == [[0, 3]]
     assert of_strangers([4096, 5000], budget=1024) == [[0]]
 
 
-def test_batches_of_one_are_without_padding(encoder: InputEncoder) -> None:
-    made = batches(encoder, SAMPLES, rows=(1,))
+def test_calibration_has_single_texts_without_padding_but_with_their_types_and_masks(encoder: InputEncoder) -> None:
+    (pair,) = tokenize(encoder, [TextSample("Hello", "station")])
+    (single,) = tokenize(encoder, [TextSample("station")])
+    single.mask = np.arange(len(single.ids)) % 2
 
-    assert all((batch.arrays["attention_mask"] == 1).all() for batch in made)
-    assert sorted(batch.arrays["input_ids"].shape[1] for batch in made) == sorted(
-        len(tokens.ids) for tokens in encoder.encode(TEXTS)[0]
-    )
+    first, second = calibration_arrays([pair, single], encoder.pad_id)
 
-
-def test_long_texts_are_cut(encoder: InputEncoder) -> None:
-    (batch,) = batches(encoder, [TextSample("station " * 99)])
-
-    assert batch.arrays["input_ids"].shape == (1, 40)
+    assert first["input_ids"].tolist() == [pair.ids.tolist()] and first["attention_mask"].all()
+    assert set(first["token_type_ids"][0]) == {0, 1}
+    assert second["attention_mask"].tolist() == [single.mask.tolist()] and not second["token_type_ids"].any()
 
 
-def test_pairs_have_types(encoder: InputEncoder) -> None:
-    (batch,) = batches(encoder, [TextSample("Hello", "station")])
+def test_long_texts_are_truncated(encoder: InputEncoder) -> None:
+    (tokens,) = tokenize(encoder, [TextSample("station " * 99)])
 
-    assert set(batch.arrays["token_type_ids"][0]) == {0, 1}
-
-
-def test_outputs_come_in_the_order_of_the_samples_and_without_padding(encoder: InputEncoder) -> None:
-    made = batches(encoder, SAMPLES, rows=(3,))
-
-    found = evaluate(Echo(), "any", made)
-
-    for sample, one in zip(SAMPLES, found, strict=True):
-        (alone,) = batches(encoder, [sample])
-        ids = alone.arrays["input_ids"][0]
-        assert one["last_hidden_state"][:, 0].tolist() == ids.tolist()
-        assert one["start_logits"].tolist() == [ids.tolist()]
+    assert len(tokens.ids) == 40
 
 
-def test_numbers_a_text_are_kept_whole_though_there_are_as_many_as_tokens(encoder: InputEncoder) -> None:
-    made = batches(encoder, SAMPLES, rows=(3,))
+def test_outputs_have_the_order_of_the_sequences_and_no_padding(encoder: InputEncoder) -> None:
+    sequences = tokenize(encoder, SAMPLES)
 
-    widths = {one["logits"].shape for one in evaluate(Echo(), "any", made)}
+    outputs = run_together(Echo(), encoder, sequences, "any")
 
-    assert widths == {(1, batch.arrays["input_ids"].shape[1]) for batch in made}
+    longest = max(len(tokens.ids) for tokens in sequences)
+    for tokens, sample in zip(sequences, outputs, strict=True):
+        assert sample["last_hidden_state"][:, 0].tolist() == tokens.ids.tolist()
+        assert sample["start_logits"].tolist() == [tokens.ids.tolist()]
+        # Numbers per text are kept whole, even as many as there are tokens.
+        assert sample["logits"].shape == (1, longest)
 
 
 def test_fill_mask_keeps_the_words_at_the_mask(encoder: InputEncoder) -> None:
@@ -114,30 +94,34 @@ def test_fill_mask_keeps_the_words_at_the_mask(encoder: InputEncoder) -> None:
         def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
             return {"logits": super().run(arrays)["last_hidden_state"]}
 
-    assert encoder.tokenizer.special.mask_id is not None
-    made = batches(encoder, [TextSample("a [MASK] station"), TextSample("[MASK]")])
+    sequences = tokenize(encoder, [TextSample("a [MASK] station"), TextSample("[MASK]")])
 
-    for one in evaluate(Words(), "fill-mask", made, mask_id=encoder.tokenizer.special.mask_id):
-        assert one["logits"].tolist() == [[encoder.tokenizer.special.mask_id] * 2]
+    for sample in run_together(Words(), encoder, sequences, "fill-mask"):
+        assert sample["logits"].tolist() == [[encoder.tokenizer.special.mask_id] * 2]
 
 
 @pytest.mark.parametrize("shape", [Shape(1, 2), Shape(3, 16), Shape(32, 40)])
 def test_measured_inputs_are_text_of_exactly_that_shape(encoder: InputEncoder, shape: Shape) -> None:
-    arrays = arrays_of_shape(encoder, SAMPLES, shape)
+    ids = ids_of_shape(encoder, SAMPLES, shape)
 
-    assert {array.shape for array in arrays.values()} == {(shape.batch, shape.tokens)}
-    assert arrays["attention_mask"].all()
-    assert (arrays["input_ids"][:, 0] == encoder.tokenizer.special.cls_id).all()
-    assert len(np.unique(arrays["input_ids"])) >= min(shape.tokens, 10)
+    assert ids.shape == (shape.batch, shape.tokens)
+    assert (ids[:, 0] == encoder.tokenizer.special.cls_id).all()
+    assert len(np.unique(ids)) >= min(shape.tokens, 10)
 
 
 def test_batches_have_the_shapes_that_the_server_gives_an_engine(encoder: InputEncoder) -> None:
     class Coarse(Echo):
         def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
-            return 4, 16
+            return 4, 64
 
-    arrays = padded(encoder.encode(["Hello!", "I walk to the market."])[0], encoder.pad_id)
-    made = as_served(Coarse(), arrays, encoder.pad_id, 15)
-    assert made["input_ids"].shape == (4, 15)
-    assert made["attention_mask"].sum(axis=1).tolist()[2:] == [1, 1]
-    assert (made["input_ids"][made["attention_mask"] == 0] == encoder.pad_id).all()
+        def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+            self.arrays = arrays
+            return super().run(arrays)
+
+    engine = Coarse()
+    outputs = run_together(engine, encoder, encoder.encode(["Hello!", "I walk to the market."])[0], "any")
+
+    # The server gives no more than the maximum length of the network.
+    assert {array.shape for array in engine.arrays.values()} == {(4, 40)} and len(outputs) == 2
+    assert engine.arrays["attention_mask"].sum(axis=1).tolist()[2:] == [1, 1]
+    assert (engine.arrays["input_ids"][engine.arrays["attention_mask"] == 0] == encoder.pad_id).all()

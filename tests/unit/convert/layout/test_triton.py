@@ -14,11 +14,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from conch.backends.tasks.encoders.encoder_task import PaddedBatch
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.config import pbtxt
 from conch.config.schema import ModelConfig
-from conch.convert.encoder.evaluate import padded
 from conch.convert.layout import TEMPLATE, EnsembleModels
 from conch.core.errors import ConchError
 from conch.repository.checks.repository import check
@@ -137,7 +137,9 @@ def test_tokenizer_of_the_trio_gives_what_the_backends_gives(checkpoint: Checkpo
         tokenizer.rename(checkpoint.directory / "tokenizer.json")
 
     encoder = open_encoder(checkpoint)
-    expected = padded(encoder.encode(TEXTS)[0], encoder.pad_id)
+    sequences = encoder.encode(TEXTS)[0]
+    shape = len(TEXTS), max(len(tokens.ids) for tokens in sequences)
+    expected = PaddedBatch(sequences, (), encoder.pad_id, shape).arrays(answer.outputs, types=True)
     for name, array in answer.outputs.items():
         assert array.dtype == np.int64
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
