@@ -6,6 +6,7 @@ by workers, from any thread.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import tempfile
@@ -15,11 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 from typing import Final
-
-try:
-    import fcntl
-except ImportError:  # not available on this system: orphans are not recognized
-    fcntl = None  # type: ignore[assignment]
 
 _PREFIX: Final = "conch-"
 #: Entries of such a folder, in order of removal, so that an interrupted removal can be resumed.
@@ -75,8 +71,6 @@ def remove_orphans() -> list[Path]:
 
 def _locked(home: Path) -> int:
     """Create a lock file in ``home`` atomically; returns its descriptor, -1 if the file system has no locks."""
-    if fcntl is None:
-        return -1
     new = home / f"{_LOCK}.new"
     fd = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -95,9 +89,6 @@ def _lock_of_orphan(home: Path) -> Iterator[int]:
 
     Links are not followed, and other users' folders are ignored.
     """
-    if fcntl is None:
-        yield -1
-        return
     folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fd = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)

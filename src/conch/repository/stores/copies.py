@@ -12,6 +12,7 @@ start; others are removed when no process uses them.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import logging
@@ -197,12 +198,6 @@ def in_units(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-try:
-    import fcntl
-except ImportError:  # not available on this system: copies are never removed
-    fcntl = None  # type: ignore[assignment]
-
-
 _RECORD: Final = "copy.json"
 _LOCK: Final = "lock"
 _NEW: Final = "new"
@@ -326,7 +321,7 @@ def tidy(folder: Path, *, gone: bool) -> None:
     except OSError:
         return
     try:
-        if fcntl is not None and _lock(fd, exclusive=True):
+        if _lock(fd, exclusive=True):
             shutil.rmtree(folder / _NEW, ignore_errors=True)
             for home in _homes(folder) if gone else []:
                 _remove_unused(home)
@@ -359,8 +354,6 @@ def _lock(fd: int, *, exclusive: bool) -> bool:
 
     Returns True if the file system has no locks, where only one server may use the cache.
     """
-    if fcntl is None:
-        return True
     try:
         fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -380,8 +373,6 @@ def _remove_unused(home: Path) -> bool:
     except OSError:
         return False
     try:
-        if fcntl is None:
-            return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (home / _RECORD).unlink()  # without a record it is no longer a copy, even if the removal is interrupted
         shutil.rmtree(home, ignore_errors=True)
