@@ -62,6 +62,22 @@ class ResponseBuilder(ABC):
         """
 
 
+class ImmediateResponse(ResponseBuilder):
+    """Builds the response of a request that needs no engine: its ``result``."""
+
+    prompts = ()
+
+    def __init__(self, result: Result, ends_id: str = "") -> None:
+        self._result = result
+        self.ends_id = ends_id
+
+    def add(self, index: int, progress: Progress) -> str:
+        raise NotImplementedError  # there is no completion
+
+    def responses(self, final: bool) -> Sequence[Result]:
+        return (self._result,)
+
+
 @dataclass(slots=True, eq=False)
 class RequestState:
     """A request that runs on the engine or waits for it.

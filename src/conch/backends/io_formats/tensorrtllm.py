@@ -18,16 +18,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.base.arrays import Request
+from conch.backends.base.arrays import Request, Result
 from conch.backends.generation.generation_backend import GenerationBackend
 from conch.backends.generation.options import GENERATION_PARAMETERS, ServingOptions
 from conch.backends.generation.sampling import Limits, SamplingOverrides
-from conch.backends.generation.service import ResponseBuilder
+from conch.backends.generation.service import ImmediateResponse, ResponseBuilder
 from conch.backends.io_formats.tensorrtllm_tensors import (
     ALWAYS,
     VALUES,
     RequestRow,
-    StopResponseBuilder,
     StopWords,
     TokenOutputOptions,
     TokenResponseBuilder,
@@ -140,7 +139,7 @@ class TokenInterface:
         if request.option("stop", False):
             if not request.id:
                 raise invalid("A request id must be provided for request cancellation")
-            return StopResponseBuilder(request.id)
+            return ImmediateResponse(Result({}), ends_id=request.id)
         stream = bool(request.option("streaming", False))
         if stream and not self.decoupled:
             raise invalid("Streaming is only supported if model is deployed using decoupled mode.")

@@ -290,21 +290,6 @@ class TokenResponseBuilder(ResponseBuilder):
         return float(sequence.score / max(len(sequence.tokens), 1) ** sampling.length_penalty)
 
 
-class StopResponseBuilder(ResponseBuilder):
-    """Builds the empty response of a request with ``stop``, which ends all other requests with its id."""
-
-    prompts = ()
-
-    def __init__(self, id: str) -> None:
-        self.ends_id = id
-
-    def add(self, index: int, progress: Progress) -> str:
-        raise NotImplementedError
-
-    def responses(self, final: bool) -> list[Result]:
-        return [Result({})]
-
-
 def _filled(grid: Sequence[Sequence[Sequence[float]]], pads: Sequence[float], dtype: type) -> Array:
     """Convert lists of different lengths to an array ``[rows, sequences, longest]``, with one pad value per row."""
     width = max(len(values) for line in grid for values in line)

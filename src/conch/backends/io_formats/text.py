@@ -25,7 +25,7 @@ from conch.backends.generation.generation_backend import GenerationBackend
 from conch.backends.generation.media import MediaItem
 from conch.backends.generation.options import ServingOptions
 from conch.backends.generation.sampling import Defaults, Limits, SamplingOverrides, read_document, refuse_unsupported
-from conch.backends.generation.service import ResponseBuilder
+from conch.backends.generation.service import ImmediateResponse, ResponseBuilder
 from conch.backends.io_formats.processor import MEDIA_INPUTS, MediaProcessor
 from conch.backends.io_formats.shortening import Messages, dropped_parts, shortened
 from conch.backends.tasks.task import TaskDescription, complete_config
@@ -289,21 +289,6 @@ class TextResponseBuilder(ResponseBuilder):
         if "\ufffd" in text:  # a part of a character
             described["bytes"] = list(spelt(self._tokenizer.token(token)))
         return described
-
-
-class ImmediateResponse(ResponseBuilder):
-    """Builds the response of a request that needs no engine: its ``result``."""
-
-    prompts = ()
-
-    def __init__(self, result: Result) -> None:
-        self._result = result
-
-    def add(self, index: int, progress: Progress) -> str:
-        raise NotImplementedError  # there is no completion
-
-    def responses(self, final: bool) -> Sequence[Result]:
-        return (self._result,)
 
 
 def _strings(texts: list[str]) -> Strings:
