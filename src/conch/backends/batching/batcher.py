@@ -15,35 +15,32 @@ from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
-from importlib.util import find_spec
-from itertools import count, groupby
+from itertools import groupby
 from math import lcm
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from conch.backends.batching.decoder import Chunk, Decoder, Logits
-from conch.backends.batching.grammars import Matcher, grammar_compiler
 from conch.backends.batching.prefixes import common_length
 from conch.backends.batching.proposers import DraftModel, Lookahead, PromptLookup, Proposer, lookahead_limit
-from conch.backends.batching.sampler import BeamSearch, SequenceState, generator, logprobs, sample, sample_beams
+from conch.backends.batching.sampler import BeamSearch, SequenceState, logprobs, sample, sample_beams
+from conch.backends.batching.sampling_engine import SamplingEngine
 from conch.backends.batching.sequence_cache import SequenceCache
 from conch.backends.batching.step_budget import FLOOR, StepBudget
 from conch.backends.generation.engine import (
     EngineRequest,
     EngineSpec,
     EngineUsage,
-    GenerationEngine,
     Progress,
     TokenLogprobs,
 )
 from conch.backends.generation.features import BATCHER_FEATURES
 from conch.backends.generation.lora import LoraWeights
 from conch.core.errors import invalid, unavailable
-from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature
-from conch.core.sampling.structures import Structure
+from conch.core.sampling.parameters import Feature
 
 #: The default number of sequences in the batch.
 SEQUENCES: Final = 48
@@ -122,7 +119,7 @@ class ScheduledSequence:
 _rank = attrgetter("rank")
 
 
-class InFlightBatcher(GenerationEngine):
+class InFlightBatcher(SamplingEngine):
     """An engine over a ``decoder``. Subclasses set ``name`` and ``library``.
 
     With ``spec.batch_invariant``, each chunk has a run of its own, and its boundaries do not depend on other sequences.
@@ -156,14 +153,7 @@ class InFlightBatcher(GenerationEngine):
         if not decoder.rewinds:
             self.features -= {Feature.BEAMS}
         self.loads_adapters = decoder.loads_adapters
-        if not self.adapters and not spec.adapter_folders:
-            self.features -= {Feature.LORA}
-        self._grammars = grammar_compiler(spec, self.vocabulary)
-        if self._grammars is None:
-            self.features -= STRUCTURED_OUTPUTS
-        if self._grammars is None and find_spec("llguidance") is None:
-            self.lacking = STRUCTURED_OUTPUTS
-        self._eos_ids = frozenset(spec.eos_ids)
+        self.open_grammars(spec)
         limit = min(spec.max_batched_tokens or decoder.batched_tokens, decoder.batched_tokens)
         self._budget = StepBudget(limit)
         #: The size of chunks that start at multiples of it; 0 if the size follows from the budget.
@@ -174,38 +164,13 @@ class InFlightBatcher(GenerationEngine):
         # Both by rank.
         self._waiting: list[BatchSequence] = []
         self._running: list[BatchSequence] = []
-        self._arrivals = count()
         self._prefix_queries = self._prefix_hits = self._preemptions = 0
 
     def add(self, request: EngineRequest) -> None:
-        sampling = request.sampling
-        if sampling.beam_width > self.max_sequences:
-            raise invalid(
-                f"beam_width {sampling.beam_width} is more than the {self.max_sequences} sequences of a batch"
-            )
-        if sampling.beam_width > 1 and sampling.structured_outputs is not None:
-            raise invalid(f"beam search with structured output is not supported by engine '{self.name}'")
-        if sampling.beam_width > 1 and sampling.prompt_logprobs is not None:
-            raise invalid(f"beam search with prompt_logprobs is not supported by engine '{self.name}'")
-        end_ids = sampling.end_ids(self._eos_ids)
-        matcher = None
-        if sampling.structured_outputs is not None and self._grammars is not None:
-            matcher = Matcher(request.compiled or self._grammars.compile(sampling.structured_outputs))
-            # When a structure is complete, only an end-of-sequence token is allowed.
-            end_ids |= self._eos_ids
-        sequence = BatchSequence(
-            id=request.id,
-            rank=(request.priority, next(self._arrivals)),
-            sampling=sampling,
-            tokens=list(request.prompt),
-            prompt_length=len(request.prompt),
-            end_ids=frozenset(end for end in end_ids if 0 <= end < self.vocabulary),
-            max_length=min(len(request.prompt) + sampling.max_tokens, self.context),
-            generator=generator(sampling.seed),
-            matcher=matcher,
-            prompt_logprobs=None if sampling.prompt_logprobs is None else [],
-            lookahead=Lookahead(self._lookahead),
-        )
+        sequence = self.new_sequence(BatchSequence, request)
+        if request.sampling.prompt_logprobs is not None:
+            sequence.prompt_logprobs = []
+        sequence.lookahead = Lookahead(self._lookahead)
         self._sequences[sequence.id] = sequence
         insort(self._waiting, sequence, key=_rank)
 
@@ -214,9 +179,6 @@ class InFlightBatcher(GenerationEngine):
 
     def detach_adapter(self, key: str) -> None:
         self._decoder.detach_adapter(key)
-
-    def compile(self, structure: Structure) -> Any:
-        return self._grammars.compile(structure) if self._grammars is not None else None
 
     def step(self) -> list[Progress]:
         progress: list[Progress] = []

@@ -22,11 +22,6 @@ class KvBlocks:
         self._retained: set[int] = set()
 
     @property
-    def used(self) -> int:
-        """The number of blocks that at least one slot uses."""
-        return self.count - len(self._free)
-
-    @property
     def pinned(self) -> int:
         """The number of blocks that at least one slot uses that is not retained."""
         return self._pinned

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,17 +29,6 @@ _MAXIMA: Final = 64
 _SUMS: Final = 256
 #: Lower bounds of weights, relative to the highest, for which a nucleus is searched; 0 includes the whole vocabulary.
 _FLOORS: Final = (2.0**-7, 2.0**-14, 2.0**-21, 0.0)
-
-
-class History(Protocol):
-    """The data of a row that ``adjust`` reads."""
-
-    sampling: SamplingParams
-    #: The prompt and the generated tokens, and the length of the prompt in tokens.
-    tokens: list[int]
-    prompt_length: int
-    #: Ids that end the row.
-    end_ids: frozenset[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -87,11 +76,6 @@ class SequenceState:
         )
 
 
-def generator(seed: int | None) -> np.random.Generator:
-    """Return a random number generator for a seed, an unsigned 64-bit integer; None selects a random seed."""
-    return np.random.default_rng(seed)
-
-
 def sample(rows: Sequence[SequenceState], logits: Logits) -> list[Progress]:
     """Choose a token for each row and append it to its ``tokens``; overwrites ``logits`` ``[rows, vocabulary]``."""
     if all(row.is_greedy for row in rows):
@@ -99,7 +83,8 @@ def sample(rows: Sequence[SequenceState], logits: Logits) -> list[Progress]:
     counts = [row.sampling.logprobs for row in rows]
     raw = [None if count is None else scores.copy() for count, scores in zip(counts, logits, strict=True)]
     restrict(logits, [row.matcher for row in rows])
-    adjust(logits, rows)
+    for row, scores in zip(rows, logits, strict=True):
+        adjust(scores, row.sampling, row.tokens, row.prompt_length, row.end_ids)
     tokens = [
         _admitted(row, token, scores) for row, token, scores in zip(rows, choose(logits, rows), logits, strict=True)
     ]
@@ -158,42 +143,35 @@ def sample_beams(row: SequenceState, logits: Logits) -> tuple[list[int], list[Pr
     ]
 
 
-def adjust(logits: Logits, rows: Sequence[History]) -> None:
-    """Apply biases, bans, ``min_tokens`` and penalties to ``logits`` ``[rows, vocabulary]`` in place."""
-    for scores, row in zip(logits, rows, strict=True):
-        sampling = row.sampling
-        if sampling.logit_bias:
-            biased = [token for token in sampling.logit_bias if 0 <= token < len(scores)]
-            scores[biased] += np.array([sampling.logit_bias[token] for token in biased], np.float32)
-        count = len(row.tokens) - row.prompt_length
-        if words := sampling.bad_words_token_ids:
-            end = tuple(row.tokens[len(row.tokens) - min(count, max(map(len, words))) :])
-            banned = [word[-1] for word in words if word[:-1] == end[len(end) - len(word) + 1 :]]
-            scores[[token for token in banned if token < len(scores)]] = -np.inf
-        if row.end_ids and count < sampling.min_tokens:
-            ends = list(row.end_ids)
-            before = scores[ends]
-            scores[ends] = -np.inf
-            # A structure may be complete before ``min_tokens``; then only an end token is allowed.
-            if scores.max() == -np.inf:
-                scores[ends] = before
-        if (penalty := sampling.repetition_penalty) != 1:
-            seen = np.fromiter(set(row.tokens), np.intp)
-            values = scores[seen]
-            scores[seen] = np.where(values > 0, values / penalty, values * penalty)
-        if count and (sampling.presence_penalty or sampling.frequency_penalty):
-            tokens, counts = np.unique(np.array(row.tokens[row.prompt_length :]), return_counts=True)
-            scores[tokens] -= (sampling.frequency_penalty * counts + sampling.presence_penalty).astype(np.float32)
+def adjust(
+    scores: Logits, sampling: SamplingParams, tokens: list[int], prompt_length: int, end_ids: frozenset[int]
+) -> None:
+    """Apply biases, bans, ``min_tokens`` and penalties to the logits ``[vocabulary]`` after ``tokens``, in place."""
+    if sampling.logit_bias:
+        biased = [token for token in sampling.logit_bias if 0 <= token < len(scores)]
+        scores[biased] += np.array([sampling.logit_bias[token] for token in biased], np.float32)
+    count = len(tokens) - prompt_length
+    if words := sampling.bad_words_token_ids:
+        end = tuple(tokens[len(tokens) - min(count, max(map(len, words))) :])
+        banned = [word[-1] for word in words if word[:-1] == end[len(end) - len(word) + 1 :]]
+        scores[[token for token in banned if token < len(scores)]] = -np.inf
+    if end_ids and count < sampling.min_tokens:
+        ends = list(end_ids)
+        before = scores[ends]
+        scores[ends] = -np.inf
+        # A structure may be complete before ``min_tokens``; then only an end token is allowed.
+        if scores.max() == -np.inf:
+            scores[ends] = before
+    if (penalty := sampling.repetition_penalty) != 1:
+        seen = np.fromiter(set(tokens), np.intp)
+        values = scores[seen]
+        scores[seen] = np.where(values > 0, values / penalty, values * penalty)
+    if count and (sampling.presence_penalty or sampling.frequency_penalty):
+        generated, counts = np.unique(np.array(tokens[prompt_length:]), return_counts=True)
+        scores[generated] -= (sampling.frequency_penalty * counts + sampling.presence_penalty).astype(np.float32)
 
 
-class Drawn(Protocol):
-    """The data of a row that ``choose`` reads."""
-
-    sampling: SamplingParams
-    generator: np.random.Generator
-
-
-def choose(logits: Logits, rows: Sequence[Drawn]) -> list[int]:
+def choose(logits: Logits, rows: Sequence[SequenceState]) -> list[int]:
     """Choose a token for each row of adjusted ``logits`` ``[rows, vocabulary]``."""
     with np.errstate(over="ignore"):  # logits of masked tokens may be the lowest number
         return [
@@ -314,14 +292,6 @@ class Beam:
     score: float = _NEVER
 
 
-@dataclass(slots=True)
-class _History:
-    sampling: SamplingParams
-    tokens: list[int]
-    prompt_length: int
-    end_ids: frozenset[int]
-
-
 class BeamSearch:
     """The state of a beam search; ``max_tokens`` limits the length of beams and ``end_ids`` end a beam."""
 
@@ -344,13 +314,8 @@ class BeamSearch:
         Returns the index of the beam that each new beam continues; empty if the search ended.
         """
         values = logits - np.array([_log_total(scores) for scores in logits], np.float32)[:, None]
-        adjust(
-            values,
-            [
-                _History(self._sampling, [*self._prompt, *beam.tokens], len(self._prompt), self._end_ids)
-                for beam in self.running
-            ],
-        )
+        for scores, beam in zip(values, self.running, strict=True):
+            adjust(scores, self._sampling, [*self._prompt, *beam.tokens], len(self._prompt), self._end_ids)
         values += np.array([beam.total for beam in self.running], np.float32)[:, None]
         vocabulary = values.shape[1]
         totals = values.ravel()

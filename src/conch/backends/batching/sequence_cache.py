@@ -35,11 +35,6 @@ class SequenceCache:
         """The size of the blocks that running sequences use (tokens)."""
         return self._blocks.pinned * self._blocks.size
 
-    @property
-    def used_tokens(self) -> int:
-        """The size of all blocks in use, also by retained sequences (tokens)."""
-        return self._blocks.used * self._blocks.size
-
     def blocks(self, slot: int) -> list[int]:
         """Return the blocks of a slot in order; the caller must not change the list."""
         return self._blocks.blocks(slot)

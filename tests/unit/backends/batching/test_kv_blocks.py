@@ -8,11 +8,11 @@ def test_slot_grows_by_whole_blocks_until_the_cache_is_full() -> None:
     assert cache.reserve(0, 5)
     assert len(cache.blocks(0)) == 2
     assert cache.reserve(0, 8)
-    assert cache.used == 2
+    assert cache.free == 1
     assert not cache.reserve(1, 5)
     assert cache.blocks(1) == []
     assert cache.reserve(1, 4)
-    assert cache.used == 3
+    assert cache.free == 0
 
 
 def test_full_blocks_are_shared_and_the_last_one_is_copied() -> None:
@@ -22,16 +22,16 @@ def test_full_blocks_are_shared_and_the_last_one_is_copied() -> None:
     assert shared
     assert copied == (cache.blocks(0)[1], cache.blocks(1)[1])
     assert cache.blocks(1)[0] == cache.blocks(0)[0]
-    assert cache.used == 3
+    assert cache.free == 1
     assert cache.share(0, 2, 8) == (True, None)
-    assert cache.used == 3
+    assert cache.free == 1
 
 
 def test_share_without_room_for_the_copy_changes_nothing() -> None:
     cache = KvBlocks(1, 4)
     cache.reserve(0, 3)
     assert cache.share(0, 1, 3) == (False, None)
-    assert (cache.blocks(1), cache.used) == ([], 1)
+    assert (cache.blocks(1), cache.free) == ([], 0)
 
 
 def test_shared_block_is_free_after_its_last_slot() -> None:
@@ -39,9 +39,9 @@ def test_shared_block_is_free_after_its_last_slot() -> None:
     cache.reserve(0, 8)
     cache.share(0, 1, 4)
     cache.truncate(0, 0)
-    assert cache.used == 1
+    assert cache.free == 1
     cache.truncate(1, 0)
-    assert cache.used == 0
+    assert cache.free == 2
 
 
 def test_truncated_slot_keeps_the_block_that_its_tokens_end_in() -> None:
@@ -49,7 +49,7 @@ def test_truncated_slot_keeps_the_block_that_its_tokens_end_in() -> None:
     cache.reserve(0, 16)
     cache.truncate(0, 5)
     assert len(cache.blocks(0)) == 2
-    assert cache.used == 2
+    assert cache.free == 2
 
 
 def test_blocks_of_retained_slots_are_not_pinned_unless_a_running_slot_shares_them() -> None:
@@ -57,12 +57,12 @@ def test_blocks_of_retained_slots_are_not_pinned_unless_a_running_slot_shares_th
     cache.reserve(0, 12)
     cache.share(0, 1, 4)
     cache.retain(0)
-    assert (cache.used, cache.pinned, cache.free) == (3, 1, 1)
+    assert (cache.pinned, cache.free) == (1, 1)
     assert cache.unpinned(0, 12) == 2
     cache.truncate(0, 8)
-    assert (cache.used, cache.pinned) == (2, 1)
+    assert (cache.pinned, cache.free) == (1, 2)
     cache.resume(0)
     assert cache.pinned == 2
     cache.truncate(0, 0)
     cache.truncate(1, 0)
-    assert (cache.used, cache.pinned) == (0, 0)
+    assert (cache.pinned, cache.free) == (0, 4)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.backends.batching.sampler import Beam, BeamSearch, SequenceState, adjust, choose, generator, logprobs, sample
+from conch.backends.batching.sampler import Beam, BeamSearch, SequenceState, adjust, choose, logprobs, sample
 from conch.core.sampling.parameters import SamplingParams
 
 NEVER = -math.inf
@@ -20,7 +20,9 @@ def sequence(
 ) -> SequenceState:
     params = SamplingParams(**sampling)
     tokens = [*prompt, *made]
-    return SequenceState(0, (0, 0), params, tokens, len(prompt), frozenset(end_ids), 100, generator(params.seed))
+    return SequenceState(
+        0, (0, 0), params, tokens, len(prompt), frozenset(end_ids), 100, np.random.default_rng(params.seed)
+    )
 
 
 def logits(*rows: list[float]) -> Any:
@@ -28,9 +30,9 @@ def logits(*rows: list[float]) -> Any:
 
 
 def adjusted(values: list[float], row: SequenceState) -> list[float]:
-    scores = logits(values)
-    adjust(scores, [row])
-    result: list[float] = scores[0].tolist()
+    [scores] = logits(values)
+    adjust(scores, row.sampling, row.tokens, row.prompt_length, row.end_ids)
+    result: list[float] = scores.tolist()
     return result
 
 

@@ -15,7 +15,6 @@ import logging
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from time import perf_counter
 from typing import Any, Final
 
@@ -23,8 +22,8 @@ import torch
 import transformers
 
 from conch.backends.base.verification import SLOW_STEP, VERIFIED_TOKENS, require_greedy_likeness
-from conch.backends.batching.grammars import Matcher, grammar_compiler
-from conch.backends.batching.sampler import BeamSearch, accept, generator, sample, sample_beams
+from conch.backends.batching.sampler import BeamSearch, accept, sample, sample_beams
+from conch.backends.batching.sampling_engine import SamplingEngine
 from conch.backends.batching.step_budget import StepBudget
 from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
 from conch.backends.engines.transformers.cache import BLOCK, Prefixes
@@ -44,8 +43,7 @@ from conch.backends.generation.features import ENGINE_FEATURES
 from conch.backends.generation.lora import LoraWeights
 from conch.backends.generation.media import MediaSpec
 from conch.core.errors import ConchError, invalid, one_line
-from conch.core.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
-from conch.core.sampling.structures import Structure
+from conch.core.sampling.parameters import Feature, SamplingParams
 from conch.machine.facts import usable_cores
 
 Tensor = Any
@@ -101,7 +99,7 @@ def _plain(model: Any) -> Iterator[None]:
 _PREFIXES: Final = 1 << 30
 
 
-class TransformersEngine(GenerationEngine):
+class TransformersEngine(SamplingEngine):
     """Batches of rows over a network; a request is one row, or one row per beam with beam search."""
 
     name = "transformers"
@@ -121,14 +119,7 @@ class TransformersEngine(GenerationEngine):
         self.max_sequences = spec.max_sequences or (32 if spec.device == "cpu" else 64)
         self.adapters = tuple(spec.adapters)
         self.features = ENGINE_FEATURES[self.name]
-        if not spec.adapters and not spec.adapter_folders:
-            self.features -= {Feature.LORA}
-        self._grammars = grammar_compiler(spec, self.vocabulary)
-        if self._grammars is None:
-            self.features -= STRUCTURED_OUTPUTS
-        if self._grammars is None and find_spec("llguidance") is None:
-            self.lacking = STRUCTURED_OUTPUTS
-        self._eos_ids = frozenset(spec.eos_ids)
+        self.open_grammars(spec)
         self._budget = StepBudget(spec.max_batched_tokens or (256 if spec.device == "cpu" else 2048))
         support = probe_batch_support(self._network, self.context)
         #: Whether rows of different lengths share a batch; otherwise each row has its own cache.
@@ -143,7 +134,7 @@ class TransformersEngine(GenerationEngine):
         self._waiting: list[BatchRow] = []
         self._batches: list[RunningBatch] = []
         self._reading: Reading | None = None
-        self._arrivals = self._preemptions = 0
+        self._preemptions = 0
         if spec.media is not None:
             self._open_media(spec.media)
 
@@ -180,35 +171,9 @@ class TransformersEngine(GenerationEngine):
         self.forget()
 
     def add(self, request: EngineRequest) -> None:
-        sampling = request.sampling
-        max_length = min(len(request.prompt) + sampling.max_tokens, self.context)
-        if sampling.beam_width > self.max_sequences:
-            raise invalid(
-                f"beam_width {sampling.beam_width} is more than the {self.max_sequences} sequences of a batch"
-            )
-        if sampling.beam_width > 1 and sampling.structured_outputs is not None:
-            raise invalid("beam search with structured output is not supported by engine 'transformers'")
-        end_ids = sampling.end_ids(self._eos_ids)
-        matcher = None
-        if sampling.structured_outputs is not None and self._grammars is not None:
-            compiled = request.compiled or self._grammars.compile(sampling.structured_outputs)
-            matcher = Matcher(compiled)
-            # When a structure is complete, only an end-of-sequence token is allowed.
-            end_ids |= self._eos_ids
-        end_ids = frozenset(end for end in end_ids if 0 <= end < self.vocabulary)
-        row = BatchRow(
-            id=request.id,
-            rank=(request.priority, self._arrivals),
-            sampling=sampling,
-            tokens=list(request.prompt),
-            prompt_length=len(request.prompt),
-            end_ids=end_ids,
-            max_length=max_length,
-            generator=generator(sampling.seed),
-            matcher=matcher,
-            media=self._network.media.open(request.prompt, request.media) if self._network.media else None,
-        )
-        self._arrivals += 1
+        row = self.new_sequence(BatchRow, request)
+        if self._network.media is not None:
+            row.media = self._network.media.open(request.prompt, request.media)
         self._rows[row.id] = row
         self._wait(row)
 
@@ -217,9 +182,6 @@ class TransformersEngine(GenerationEngine):
 
     def detach_adapter(self, key: str) -> None:
         self._network.detach(key)
-
-    def compile(self, structure: Structure) -> Any:
-        return self._grammars.compile(structure) if self._grammars is not None else None
 
     def step(self) -> list[Progress]:
         self._use_threads(self._threads)
