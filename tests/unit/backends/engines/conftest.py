@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a small Llama."""
-    from tests.unit.backends.engines.transformers_models import write
+    from tests.unit.backends.engines.transformers.models import write
 
     return write(tmp_path_factory.mktemp("llama"), "llama")
 
@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def module() -> Any:
     """A small Llama in PyTorch."""
-    from tests.unit.backends.engines.openvino_models import llama
+    from tests.unit.backends.engines.openvino.models import llama
 
     return llama()
 
@@ -27,7 +27,7 @@ def module() -> Any:
 @pytest.fixture(scope="module")
 def directory(module: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same as an OpenVINO export."""
-    from tests.unit.backends.engines.openvino_models import export
+    from tests.unit.backends.engines.openvino.models import export
 
     folder: Path = tmp_path_factory.mktemp("export")
     export(module, folder)

@@ -15,7 +15,7 @@ from conch.backends.generation.engine import EngineRequest
 from conch.core.errors import ConchError
 from conch.core.sampling.parameters import SamplingParams
 from tests.unit.backends.engines.driving import finished, finished_by_id, generate, tokens
-from tests.unit.backends.engines.transformers_models import VOCABULARY, generated, opened, reference, spec, write
+from tests.unit.backends.engines.transformers.models import VOCABULARY, generated, opened, reference, spec, write
 
 
 def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:

@@ -15,7 +15,7 @@ import transformers
 
 from tests.unit.backends.batching.test_public_schemas import public_schemas
 from tests.unit.backends.engines import schema_requests
-from tests.unit.backends.engines.openvino_models import SIZES, export, opened
+from tests.unit.backends.engines.openvino.models import SIZES, export, opened
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from conch.backends.base.verification import VERIFIED_TOKENS
 from conch.backends.engines.transformers import engine as engine_module
 from conch.backends.engines.transformers.cache import PaddedCache
 from conch.core.errors import ConchError
-from tests.unit.backends.engines.transformers_models import opened, write
+from tests.unit.backends.engines.transformers.models import opened, write
 
 PROMPTS = [[5, 6], [7, 8, 9, 10, 11, 12, 13]]
 

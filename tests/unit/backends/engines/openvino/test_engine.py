@@ -18,7 +18,7 @@ from conch.backends.generation.lora import LoraWeights
 from conch.core.sampling.parameters import Feature, SamplingParams
 from conch.core.sampling.structures import Structure
 from tests.unit.backends.engines.driving import finished, generate
-from tests.unit.backends.engines.openvino_models import EOS, SIZES, greedy, opened, prompts
+from tests.unit.backends.engines.openvino.models import EOS, SIZES, greedy, opened, prompts
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level
 
 

@@ -24,7 +24,7 @@ from conch.backends.batching.kv_blocks import KvBlocks
 from conch.backends.engines.openvino.decoder import OpenVinoDecoder
 from conch.backends.engines.openvino.precision import capabilities
 from conch.core.errors import Code, ConchError
-from tests.unit.backends.engines.openvino_models import SIZES, VOCABULARY, greedy, prompts, spec
+from tests.unit.backends.engines.openvino.models import SIZES, VOCABULARY, greedy, prompts, spec
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from conch.backends.engines.transformers.engine import TransformersEngine
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.generation.engine import EngineRequest
 from conch.core.sampling.parameters import SamplingParams
-from tests.unit.backends.engines.transformers_models import spec, write
+from tests.unit.backends.engines.transformers.models import spec, write
 
 
 class Machine:

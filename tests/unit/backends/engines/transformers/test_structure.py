@@ -26,7 +26,7 @@ from conch.core.sampling.structures import Structure, structure_of
 from tests.unit.backends.batching import schemas
 from tests.unit.backends.batching.test_generated_schemas import Maker
 from tests.unit.backends.engines.driving import finished, finished_by_id, tokens
-from tests.unit.backends.engines.transformers_models import opened, spec, write
+from tests.unit.backends.engines.transformers.models import opened, spec, write
 
 SCHEMA = {
     "type": "object",

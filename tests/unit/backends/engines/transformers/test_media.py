@@ -28,7 +28,7 @@ from conch.core.sampling.parameters import SamplingParams
 from tests.media_checkpoints import FAMILIES, picture, write
 from tests.task_requests import tensor
 from tests.unit.backends.engines.driving import finished_by_id, tokens
-from tests.unit.backends.engines.transformers_models import spec
+from tests.unit.backends.engines.transformers.models import spec
 
 #: Those whose prompts are read at once, and not kept for later ones.
 WHOLE: Final = {"gemma3", "paligemma"}

@@ -16,7 +16,7 @@ import torch
 from conch.backends.generation.engine import EngineRequest
 from conch.core.sampling.parameters import Feature, SamplingParams
 from tests.unit.backends.engines.driving import finished_by_id, generate, tokens
-from tests.unit.backends.engines.transformers_models import MODELS, VOCABULARY, generated, opened, reference, write
+from tests.unit.backends.engines.transformers.models import MODELS, VOCABULARY, generated, opened, reference, write
 
 #: Those whose rows cannot share a batch.
 ALONE = {"mamba", "phi3-longrope", "rwkv"}

@@ -26,7 +26,7 @@ from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
 from tests.refusals import refused
 from tests.unit.backends.engines.driving import finished, finished_by_id, generate, tokens
-from tests.unit.backends.engines.transformers_models import generated, opened, reference, write
+from tests.unit.backends.engines.transformers.models import generated, opened, reference, write
 
 
 def refusal(folder: Path, **settings: Any) -> ConchError:

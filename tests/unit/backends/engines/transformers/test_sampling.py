@@ -14,7 +14,7 @@ import torch
 from conch.backends.generation.engine import EngineRequest
 from conch.core.sampling.parameters import SamplingParams
 from tests.unit.backends.engines.driving import finished_by_id, generate, tokens
-from tests.unit.backends.engines.transformers_models import generated, opened, reference
+from tests.unit.backends.engines.transformers.models import generated, opened, reference
 
 
 def test_a_seed_gives_the_same_tokens_whoever_is_in_the_batch(folder: Path) -> None:
