@@ -82,6 +82,8 @@ def test_architectures_have_their_names_in_transformers(tmp_path: Path, theirs: 
         ({"general.architecture": None}, "holds no model: general.architecture is missing"),
         ({"general.architecture": 3}, "general.architecture must be a text"),
         ({"general.type": "adapter"}, "holds no model but a 'adapter'"),
+        ({"general.type": "mmproj"}, "is a projector of images or sounds (mmproj), which conch does not serve"),
+        ({"general.architecture": "clip"}, "give the file of the language model, which then reads texts only"),
         ({"llama.context_length": None}, "llama.context_length is missing"),
         ({"llama.block_count": "two"}, "llama.block_count must be a whole number from 0 to 2147483647"),
         ({"llama.block_count": True}, "llama.block_count must be a whole number from 0 to 2147483647"),
