@@ -396,7 +396,7 @@ class HeldRegions(Regions):
         region.read_into(offset, memoryview(data))
         return data
 
-    def place(self, output: str, name: str, offset: int, size: int) -> None:
+    def set_target(self, output: str, name: str, offset: int, size: int) -> None:
         self.output_targets[output] = RegionTarget(self._find(name, offset, size), offset, size)
 
     def _find(self, name: str, offset: int, size: int) -> ClientRegion:

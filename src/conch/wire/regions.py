@@ -30,7 +30,7 @@ class Regions(SharedTensors):
         """Return the data of an input: a ``Buffer`` or ``StoredData``."""
         raise unknown_region(name)
 
-    def place(self, output: str, name: str, offset: int, size: int) -> None:
+    def set_target(self, output: str, name: str, offset: int, size: int) -> None:
         """Set the target of an output."""
         raise unknown_region(name)
 

@@ -135,7 +135,7 @@ async def test_gpus_are_needed_for_their_memory(regions: ClientRegions) -> None:
 async def test_what_is_outside_of_a_region_is_refused(
     regions: ClientRegions, offset: int, size: int, text: str
 ) -> None:
-    for use in (held(regions).read, held(regions).place):
+    for use in (held(regions).read, held(regions).set_target):
         with pytest.raises(ConchError) as caught:
             use("UINT8", "r", offset, size)
         assert (caught.value.code, caught.value.message) == (
@@ -205,8 +205,8 @@ async def test_outputs_go_to_their_places_whether_or_not_a_worker_put_them_there
     regions: ClientRegions, memory: SharedMemory
 ) -> None:
     shared = held(regions)
-    shared.place("O", "r", 8, 4)
-    shared.place("P", "r", 16, 4)
+    shared.set_target("O", "r", 8, 4)
+    shared.set_target("P", "r", 16, 4)
     assert shared.put("O", b"here")
     assert not shared.put("Q", b"nowhere")
     assert not shared.put("P", b"too long")
@@ -220,8 +220,8 @@ async def test_outputs_go_to_their_places_whether_or_not_a_worker_put_them_there
 
 async def test_nothing_is_written_when_an_output_is_too_large(regions: ClientRegions, memory: SharedMemory) -> None:
     shared = held(regions)
-    shared.place("O", "r", 0, 4)
-    shared.place("P", "r", 8, 4)
+    shared.set_target("O", "r", 0, 4)
+    shared.set_target("P", "r", 8, 4)
     with pytest.raises(ConchError) as caught:
         shared.deliver(InferResponse([*output(4).outputs, *output(5, "P").outputs]))
     assert (caught.value.code, caught.value.message) == (
@@ -236,7 +236,7 @@ async def test_a_region_that_is_unregistered_serves_the_requests_that_have_it(
     regions: ClientRegions, memory: SharedMemory
 ) -> None:
     shared = held(regions)
-    shared.place("O", "r", 0, 4)
+    shared.set_target("O", "r", 0, 4)
     data = shared.read("UINT8", "r", 0, INLINE_LIMIT)
     regions.unregister(SystemRegion, "r")
     memory.buf[4] = 9
@@ -248,8 +248,8 @@ async def test_a_region_that_is_unregistered_serves_the_requests_that_have_it(
 
 async def test_a_worker_writes_large_outputs_for_itself_unless_others_need_them(regions: ClientRegions) -> None:
     shared = held(regions)
-    shared.place("small", "r", 0, INLINE_LIMIT - 1)
-    shared.place("large", "r", 8, INLINE_LIMIT)
+    shared.set_target("small", "r", 0, INLINE_LIMIT - 1)
+    shared.set_target("large", "r", 8, INLINE_LIMIT)
     loans = shared.loans()
     assert {name: loan[2:] for name, loan in loans.items()} == {"large": (8, INLINE_LIMIT)}
     assert shared.lends("large")

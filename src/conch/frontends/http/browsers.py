@@ -102,10 +102,10 @@ def preflight(method: bytes, headers: dict[bytes, bytes], methods: Collection[by
     """
     if method != b"OPTIONS" or b"access-control-request-method" not in headers:
         return []
-    asked = headers.get(b"access-control-request-headers", b"")
+    requested = headers.get(b"access-control-request-headers", b"")
     return [
         (b"Access-Control-Allow-Methods", b", ".join(sorted(methods))),
-        (b"Access-Control-Allow-Headers", asked if _HEADER_NAMES.fullmatch(asked) else b""),
+        (b"Access-Control-Allow-Headers", requested if _HEADER_NAMES.fullmatch(requested) else b""),
         (b"Access-Control-Max-Age", b"600"),
     ]
 

@@ -53,7 +53,7 @@ class HttpConnection(asyncio.Protocol):
         self._lingering = False
         self._half_closed = False  # the client sends nothing more, but requests are queued
         self._scheduled = False  # whether the next request is scheduled
-        self._had_its_turn = False  # whether a request was handled since the last read
+        self._has_handled = False  # whether a request was handled since the last read
         # Times (s): of the last received bytes or response; since when reading is paused.
         self._active = monotonic()
         self._reading = True
@@ -106,7 +106,7 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._lingering:
             self._active = monotonic()
-        self._had_its_turn = False
+        self._has_handled = False
         self._reader.feed(data)
 
     def eof_received(self) -> bool:
@@ -130,7 +130,7 @@ class HttpConnection(asyncio.Protocol):
     def on_request(self, exchange: HttpExchange) -> None:
         """Handle a request at once or queue it; a client that pipelines requests gets one handled at a time."""
         if (
-            self._had_its_turn
+            self._has_handled
             or self._unread
             or not self.idle
             or exchange is self._reader.starving
@@ -141,7 +141,7 @@ class HttpConnection(asyncio.Protocol):
                 self._control_reading()
             self._schedule()
         else:
-            self._had_its_turn = True
+            self._has_handled = True
             self._handle(exchange)
 
     def on_reader_changed(self) -> None:

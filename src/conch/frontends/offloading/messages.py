@@ -65,7 +65,7 @@ class SpanRegions(Regions):
     def read(self, datatype: str, name: str, offset: int, size: int) -> Any:
         return Span(name, offset, size)
 
-    def place(self, output: str, name: str, offset: int, size: int) -> None:
+    def set_target(self, output: str, name: str, offset: int, size: int) -> None:
         self.output_targets[output] = Span(name, offset, size)  # type: ignore[assignment]
 
 
@@ -81,7 +81,7 @@ def resolve_spans(request: InferRequest, behind: memoryview, regions: Regions) -
     if isinstance(request.shared, SpanRegions):
         targets: Mapping[str, Any] = request.shared.output_targets
         for output, span in targets.items():
-            regions.place(output, span.region, span.start, span.size)
+            regions.set_target(output, span.region, span.start, span.size)
         request.shared = regions
 
 

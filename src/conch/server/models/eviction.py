@@ -341,13 +341,13 @@ class OnDemandPlanner:
         times = [next(iter(waiting)).deadline for waiting in self._waiting.values()]
         first = self._first_without_capacity()
         if first is not None:
-            turns = [self._pending_loads[first].since + self.limits.min_loaded]
-            turns += [
+            ends = [self._pending_loads[first].since + self.limits.min_loaded]
+            ends += [
                 self._protected_until(resident)
                 for resident in self._residents.values()
                 if resident.phase is Phase.LOADED
             ]
-            times += [turn for turn in turns if turn > now]
+            times += [end for end in ends if end > now]
         return min(times, default=None)
 
     def _first_without_capacity(self) -> str | None:

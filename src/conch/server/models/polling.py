@@ -86,7 +86,7 @@ def _changed(external: Mapping[str, ExternalFiles]) -> dict[str, dict[Path, froz
 
 
 #: The longest time between retries of a model (polls).
-_MOST_LOOKS: Final = 32
+_MOST_POLLS: Final = 32
 
 
 class RepositoryPolling:
@@ -163,7 +163,7 @@ class Retries:
         self._beside -= set(names)
         for name in names:
             if name in passing:
-                self._pauses[name] = self._left[name] = min(2 * self._pauses.get(name, 0) or 1, _MOST_LOOKS)
+                self._pauses[name] = self._left[name] = min(2 * self._pauses.get(name, 0) or 1, _MOST_POLLS)
             elif self.forget(name) and name not in failed:
                 self._left |= dict.fromkeys(self._beside, 1)
                 self._beside.clear()
@@ -178,8 +178,8 @@ class Retries:
 
     def due(self) -> list[str]:
         """The models to load now; called at each poll."""
-        self._left = {name: looks - 1 for name, looks in self._left.items()}
-        names = [name for name, looks in self._left.items() if looks <= 0]
+        self._left = {name: polls - 1 for name, polls in self._left.items()}
+        names = [name for name, polls in self._left.items() if polls <= 0]
         for name in names:
             del self._left[name]
         return names

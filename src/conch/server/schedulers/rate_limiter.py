@@ -30,15 +30,15 @@ class ResourceKey(NamedTuple):
 
 
 class LimitedInstance:
-    """A model instance that uses the resources ``needs`` while it runs.
+    """A model instance that uses the ``required`` resources while it runs.
 
     ``run`` is called when the instance may run, and returns whether it does.
     """
 
-    __slots__ = ("executions", "needs", "priority", "run", "running", "serial", "staged")
+    __slots__ = ("executions", "priority", "required", "run", "running", "serial", "staged")
 
-    def __init__(self, needs: Mapping[ResourceKey, int], priority: int, run: Callable[[], bool]) -> None:
-        self.needs = needs
+    def __init__(self, required: Mapping[ResourceKey, int], priority: int, run: Callable[[], bool]) -> None:
+        self.required = required
         self.priority = max(priority, 1)
         self.run = run
         self.executions = 0
@@ -101,7 +101,7 @@ class InstanceRateLimiter:
 
     def contended(self, instance: LimitedInstance, mates: Collection[LimitedInstance]) -> bool:
         """Whether a staged instance outside of ``mates`` needs a resource that ``instance`` uses."""
-        return any(other not in mates and other.needs.keys() & instance.needs.keys() for other in self._staged)
+        return any(other not in mates and other.required.keys() & instance.required.keys() for other in self._staged)
 
     def attempt(self) -> None:
         """Run staged instances in order until the next one does not fit, so that large ones are not starved."""
@@ -127,22 +127,23 @@ class InstanceRateLimiter:
             self._give_back(instance)
 
     def _fits(self, instance: LimitedInstance) -> bool:
-        return all(self.taken.get(key, 0) + amount <= self.pool.get(key, 0) for key, amount in instance.needs.items())
+        required = instance.required.items()
+        return all(self.taken.get(key, 0) + amount <= self.pool.get(key, 0) for key, amount in required)
 
     def _take(self, instance: LimitedInstance) -> None:
         instance.running = True
-        for key, amount in instance.needs.items():
+        for key, amount in instance.required.items():
             self.taken[key] = self.taken.get(key, 0) + amount
 
     def _give_back(self, instance: LimitedInstance) -> None:
         instance.running = False
-        for key, amount in instance.needs.items():
+        for key, amount in instance.required.items():
             self.taken[key] -= amount
 
     def _pool_of(self, instances: Collection[LimitedInstance]) -> dict[ResourceKey, int]:
         pool: dict[ResourceKey, int] = {}
         for instance in instances:
-            for key, amount in instance.needs.items():
+            for key, amount in instance.required.items():
                 pool[key] = max(pool.get(key, 0), amount)
         if self._declared:
             for key, amount in sorted(pool.items()):

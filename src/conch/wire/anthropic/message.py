@@ -173,7 +173,7 @@ class CountForm:
 
 
 class CountResponse(GenerationResponse):
-    """The number of tokens of the prompt."""
+    """The number of tokens of the prompt; never streamed."""
 
     def add(self, index: int, piece: ChoiceDelta, *, last: bool) -> None:
         self._end(index, piece, last)
@@ -182,14 +182,3 @@ class CountResponse(GenerationResponse):
         if self.usage.prompt is None:
             raise unsupported("the model does not report the number of tokens")
         return orjson.dumps({"input_tokens": self.usage.prompt})
-
-    # A count is never streamed.
-
-    def events(self, index: int, piece: ChoiceDelta, *, last: bool) -> bytes:
-        raise NotImplementedError
-
-    def closing(self) -> bytes:
-        raise NotImplementedError
-
-    def failure(self, status: int, error: ConchError) -> bytes:
-        raise NotImplementedError

@@ -313,7 +313,7 @@ def _read_output(
     if part is not None:
         if classes:
             raise invalid("output can't set both 'shared_memory_region' and 'classification'")
-        regions.place(output.name, *part)
+        regions.set_target(output.name, *part)
         request.shared = regions
     if classes:
         plan.classification[output.name] = classes

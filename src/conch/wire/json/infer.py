@@ -341,7 +341,7 @@ def _read_outputs(value: Any, request: InferRequest, plan: JsonOutputPlan, regio
         # ``binary_data_output`` applies only to requests that name no outputs, as in Triton.
         outputs[name] = _requested(parameters) if parameters else RequestedOutput(binary=False)
         if REGION in parameters:
-            regions.place(name, *read_part(parameters))
+            regions.set_target(name, *read_part(parameters))
             request.shared = regions
     request.outputs = tuple(outputs)
 

@@ -302,17 +302,17 @@ class GenerationResponse(ABC):
         """Whether a choice has ended."""
         return bool(self._ends[index])
 
-    @abstractmethod
     def events(self, index: int, piece: ChoiceDelta, *, last: bool) -> bytes:
         """Return the events for a delta of choice ``index``; ``last`` marks its final delta."""
+        raise NotImplementedError  # by responses that are never streamed
 
-    @abstractmethod
     def closing(self) -> bytes:
         """Return the events at the end of the stream."""
+        raise NotImplementedError
 
-    @abstractmethod
     def failure(self, status: int, error: ConchError) -> bytes:
         """Return the events that end the stream after an error; ``status`` is that of HTTP."""
+        raise NotImplementedError
 
     @abstractmethod
     def add(self, index: int, piece: ChoiceDelta, *, last: bool) -> None:

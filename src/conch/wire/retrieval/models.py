@@ -44,11 +44,11 @@ class Kind(Enum):
 
 def kinds(signature: ModelSignature) -> list[Kind]:
     """Return the kinds of a model, the main one first; none if no route but the Triton ones serves it."""
-    found = _main_kind(signature)
-    if Kind.DENSE in found and {HIDDEN_STATE, COUNT} <= signature.outputs.keys():
-        found = [*found, Kind.TOKEN_VECTORS]
+    own = _main_kind(signature)
+    if Kind.DENSE in own and {HIDDEN_STATE, COUNT} <= signature.outputs.keys():
+        own = [*own, Kind.TOKEN_VECTORS]
     tokenizes = TOKENS in signature.outputs and PROMPT in signature.inputs
-    return [*found, Kind.TOKENIZER] if tokenizes else found
+    return [*own, Kind.TOKENIZER] if tokenizes else own
 
 
 def _main_kind(signature: ModelSignature) -> list[Kind]:

@@ -535,7 +535,7 @@ class _Regions(Regions):
     def read(self, datatype: str, name: str, offset: int, size: int) -> bytes:
         return f"{datatype} {name} {offset} {size} ".encode()
 
-    def place(self, output: str, name: str, offset: int, size: int) -> None:
+    def set_target(self, output: str, name: str, offset: int, size: int) -> None:
         self.placed[output] = name, offset, size
 
 

@@ -77,9 +77,9 @@ class StaticFiles:
 def _read() -> list[tuple[str, _File]]:
     """Return the name and content of each file."""
     root = files(__package__).joinpath("static")
-    found = [(entry.name, entry) for entry in root.iterdir() if entry.is_file()]
-    found += [(_FOLDER + entry.name, entry) for entry in root.joinpath(_FOLDER).iterdir()]
-    return [(name, _file(name, entry.read_bytes())) for name, entry in found]
+    entries = [(entry.name, entry) for entry in root.iterdir() if entry.is_file()]
+    entries += [(_FOLDER + entry.name, entry) for entry in root.joinpath(_FOLDER).iterdir()]
+    return [(name, _file(name, entry.read_bytes())) for name, entry in entries]
 
 
 def _file(name: str, content: bytes) -> _File:

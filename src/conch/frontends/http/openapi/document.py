@@ -47,7 +47,7 @@ class DescribedEndpoint(Protocol):
 
 def paths(pattern: str) -> list[str]:
     """Return the path templates of an endpoint's pattern, first the one without its optional parts."""
-    found = [""]
+    templates = [""]
     at = 0
     while at < len(pattern):
         end = at + 1
@@ -66,9 +66,9 @@ def paths(pattern: str) -> list[str]:
             parts = [pattern[at]]
         if pattern[end : end + 1] == "?":
             end, parts = end + 1, ["", *parts]
-        found = [before + part for before in found for part in parts]
+        templates = [before + part for before in templates for part in parts]
         at = end
-    return found
+    return templates
 
 
 def _end_of_group(pattern: str, start: int) -> int:

@@ -489,7 +489,7 @@ async def complete_remote(config: ModelConfig, directory: Path) -> ModelConfig:
     settings = read_remote(config).of_version(-1)
     if config.input or config.output:
         return config
-    asker = RemoteExecutor(
+    executor = RemoteExecutor(
         config.name,
         settings,
         await connecting(settings, directory, decoupled=False),
@@ -499,15 +499,15 @@ async def complete_remote(config: ModelConfig, directory: Path) -> ModelConfig:
         idle_seconds=_IDLE_SECONDS,
     )
     try:
-        await asker.start()
-        theirs = await asker.config()
+        await executor.start()
+        theirs = await executor.config()
     except ConchError as error:
         raise unavailable(
             f"the configuration of remote model '{config.name}' cannot be completed: {error.message}. With input and "
             "output written in its configuration it loads while its server is away"
         ) from None
     finally:
-        await asker.stop(0)
+        await executor.stop(0)
     return _merged(config, theirs)
 
 
