@@ -17,6 +17,7 @@ from conch.core.errors import invalid, not_found
 from conch.measure.analyze.judging.goals import Goals
 from conch.measure.analyze.judging.ranking import FinalRounds, Recommendation, recommend
 from conch.measure.analyze.results import CandidateResult, LoadKind, from_json
+from conch.measure.reports.files import write_whole
 
 FILENAME: Final = "results.json"
 #: The version of the format.
@@ -63,9 +64,8 @@ def save(folder: Path, circumstances: Circumstances, searches: Sequence[SearchOu
         "searches": [asdict(search) for search in searches],
     }
     folder.mkdir(parents=True, exist_ok=True)
-    path, new = folder / FILENAME, folder / f".{FILENAME}.new"
-    new.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    new.replace(path)
+    path = folder / FILENAME
+    write_whole(path, json.dumps(document).encode() + b"\n")
     return path
 
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from conch.core.errors import ConchError
 from conch.measure.metrics_page import labels_of, read_page, samples, with_scheme
-from conch.measure.perf.figures import LatencyFigures
+from conch.measure.perf.figures import average_of
 from conch.measure.perf.measured import Measured
 from conch.measure.perf.server.api import ServerApi
-from conch.measure.perf.server.statistics import ServerFigures
+from conch.measure.perf.server.statistics import SERVER_STAGES, ServerFigures
 
 # Read before and after a level, never while requests are timed.
 
@@ -99,8 +99,8 @@ def breakdown(measured: Measured, model: str, protocol: str, stages: StageTotals
         return []
     server = next((version for version in measured.server if version.model == model), None)
     request = _average(server, "success")
-    send, receive, late = (_seconds(stage) for stage in (figures.send, figures.receive, figures.late))
-    if request > _seconds(figures.wait):  # a stream is received while the server computes
+    send, receive, late = (average_of(stage) for stage in (figures.send, figures.receive, figures.late))
+    if request > average_of(figures.wait):  # a stream is received while the server computes
         receive = 0.0
     between = figures.latency.average - request - send - receive - late
     late_rows = [TimeSpent("client", "wait for its turn to send", late)] if late > 1e-6 else []
@@ -117,7 +117,7 @@ def _within(
     server: ServerFigures, request: float, models: Sequence[ServerFigures], stages: StageTotals
 ) -> Iterator[TimeSpent]:
     """Break down the ``request`` seconds that the server's statistics have."""
-    parts = {name: _average(server, name) for name in ("queue", "compute_input", "compute_infer", "compute_output")}
+    parts = {name: _average(server, name) for name in SERVER_STAGES}
     yield TimeSpent("scheduler", "queue", parts["queue"])
     others = [model for model in models if model is not server]
     if others and not server.executions:
@@ -154,7 +154,3 @@ def _steps(server: ServerFigures, seconds: float, others: Sequence[ServerFigures
 def _average(server: ServerFigures | None, stage: str) -> float:
     figures = server.stages.get(stage) if server is not None else None
     return figures.average if figures is not None else 0.0
-
-
-def _seconds(latency: LatencyFigures | None) -> float:
-    return latency.average if latency is not None else 0.0

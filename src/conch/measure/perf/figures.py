@@ -41,6 +41,11 @@ class LatencyFigures:
         return cls(float(seconds.mean()), float(seconds.std()), by_percentile, float(seconds.max()))
 
 
+def average_of(latency: LatencyFigures | None) -> float:
+    """Return the average of a distribution; 0 without one."""
+    return latency.average if latency is not None else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class WindowFigures:
     """The figures of one window: the successful requests, and the number of failed ones by outcome.

@@ -19,14 +19,14 @@ from conch.measure.perf.figures import (
     WINDOWS,
     Confidence,
     GenerationFigures,
-    LatencyFigures,
     WindowFigures,
+    average_of,
     token_times,
 )
 from conch.measure.perf.plan import PerfPlan
 from conch.measure.perf.senders.records import Outcome, Records, ended_in
 from conch.measure.perf.server.resources import MetricFigures, ResourceFigures
-from conch.measure.perf.server.statistics import ServerFigures
+from conch.measure.perf.server.statistics import SERVER_STAGES, ServerFigures
 
 #: A sending process that computes for more than this fraction of the time limits the measurement.
 BUSY: Final = 0.85
@@ -206,10 +206,6 @@ class Measured:
         return (self.figures.requests + self.failed) / self.figures.seconds if self.figures.seconds else 0.0
 
 
-#: The stages in the server's statistics, in order.
-SERVER_STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
-
-
 def server_of(plan: PerfPlan, measured: Measured) -> ServerFigures | None:
     """Return the statistics of the measured model; others may have run as ensemble steps."""
     return next((version for version in measured.server if version.model == plan.model), None)
@@ -224,7 +220,7 @@ def stages_of(plan: PerfPlan, measured: Measured) -> Mapping[str, float]:
     """
     figures, server = measured.figures, server_of(plan, measured)
     counted = server.stages if server is not None else {}
-    send, wait, receive = (_average(stage) for stage in (figures.send, figures.wait, figures.receive))
+    send, wait, receive = (average_of(stage) for stage in (figures.send, figures.wait, figures.receive))
     if not counted:
         return {"send": send, "wait": wait, "receive": receive}
     stages = {name: counted[name].average if name in counted else 0.0 for name in SERVER_STAGES}
@@ -232,10 +228,6 @@ def stages_of(plan: PerfPlan, measured: Measured) -> Mapping[str, float]:
     if spent > wait:
         return {"send": send, "network": max(0.0, wait + receive - spent), **stages}
     return {"send": send, "network": wait - spent, **stages, "receive": receive}
-
-
-def _average(latency: LatencyFigures | None) -> float:
-    return latency.average if latency is not None else 0.0
 
 
 #: Number of quantiles of a distribution, spaced logarithmically towards its tail.

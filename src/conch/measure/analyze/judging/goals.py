@@ -13,6 +13,7 @@ from typing import Final
 
 from conch.measure.analyze.results import ModelFigures, Point
 from conch.measure.perf.server.resources import ResourceFigures
+from conch.measure.perf.server.statistics import SERVER_STAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +104,7 @@ KNOWN: Final[Mapping[str, Figure]] = {
         Figure("latency_average", False, "ms", 1e-3),
         Figure("client_send", False, "ms", 1e-3),
         Figure("client_wait", False, "ms", 1e-3),
-        Figure("queue", False, "ms", 1e-3),
-        Figure("compute_input", False, "ms", 1e-3),
-        Figure("compute_infer", False, "ms", 1e-3),
-        Figure("compute_output", False, "ms", 1e-3),
+        *(Figure(stage, False, "ms", 1e-3) for stage in SERVER_STAGES),
         Figure("memory", False, "MB", 1e6),
         Figure("cores", False, "cores", 1.0),
         Figure("gpu_memory", False, "MB", 1e6),
@@ -153,11 +151,6 @@ def _stage(name: str) -> Callable[[ModelFigures], float | None]:
     return lambda figures: figures.stages.get(name)
 
 
-def _gpu_utilisation(resources: ResourceFigures) -> float | None:
-    shares = [gpu.utilisation for gpu in resources.gpus.values()]
-    return sum(shares) / len(shares) if shares else None
-
-
 def _cost(point: Point, price: Price) -> float | None:
     """Return the price of a million inferences at the utilization of this point."""
     if not point.throughput:
@@ -176,14 +169,14 @@ _OF_MODEL: Final[Mapping[str, Callable[[ModelFigures], float | None]]] = {
     "latency_average": lambda figures: figures.average,
     "client_send": lambda figures: figures.client_send,
     "client_wait": lambda figures: figures.client_wait,
-    **{name: _stage(name) for name in ("queue", "compute_input", "compute_infer", "compute_output")},
+    **{name: _stage(name) for name in SERVER_STAGES},
 }
 
 _OF_SERVER: Final[Mapping[str, Callable[[ResourceFigures], float | None]]] = {
     "memory": lambda resources: resources.memory,
     "cores": lambda resources: resources.cores,
     "gpu_memory": lambda resources: resources.gpu_memory if resources.gpus else None,
-    "gpu_utilisation": _gpu_utilisation,
+    "gpu_utilisation": lambda resources: resources.gpu_utilisation,
     "gpu_power": lambda resources: sum(gpu.power for gpu in resources.gpus.values()) if resources.gpus else None,
 }
 

@@ -6,9 +6,10 @@ times as good. (An arithmetic mean of ratios would depend on which point is the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
+from statistics import fmean
 from typing import Any, Final
 
 from conch.measure.analyze.judging.goals import Constraint, Goals, metric, title, value_of
@@ -54,11 +55,11 @@ def pooled(points: Sequence[Point]) -> Point:
 def _pooled(parts: Sequence[ModelFigures]) -> ModelFigures:
     measured = [part for part in parts if part.requests] or parts
     return ModelFigures(
-        _mean(part.throughput for part in parts),
-        _mean(part.average for part in measured),
+        fmean(part.throughput for part in parts),
+        fmean(part.average for part in measured),
         _means([part.percentiles for part in measured]),
-        _mean(part.client_send for part in measured),
-        _mean(part.client_wait for part in measured),
+        fmean(part.client_send for part in measured),
+        fmean(part.client_wait for part in measured),
         _means([part.stages for part in measured]),
         sum(part.requests for part in parts),
         sum(part.failed for part in parts),
@@ -68,12 +69,7 @@ def _pooled(parts: Sequence[ModelFigures]) -> ModelFigures:
 
 def _means(parts: Sequence[Mapping[Any, float]]) -> dict[Any, float]:
     """The mean of each key that all parts have."""
-    return {key: _mean(part[key] for part in parts) for key in parts[0] if all(key in part for part in parts)}
-
-
-def _mean(values: Iterable[float]) -> float:
-    known = list(values)
-    return sum(known) / len(known)
+    return {key: fmean(part[key] for part in parts) for key in parts[0] if all(key in part for part in parts)}
 
 
 #: The fraction of requests that may fail at a valid point.

@@ -73,7 +73,7 @@ def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
     if reference is None:
         return Ranking((), None, None)
     ranked = [_ranked(result, reference, goals) for result in results if result.points]
-    ranked.sort(key=lambda row: _order(row, reference, goals), reverse=True)
+    ranked.sort(key=lambda row: _preference(row.point, worth(row.point, reference, goals)), reverse=True)
     tied = _tied(ranked, goals)
     if len(tied) > 1:
         simplest = min(tied, key=_complexity)
@@ -106,10 +106,6 @@ def _preference(point: Point, judged: Worth) -> tuple[bool, bool, float, float]:
 def _ranked(result: CandidateResult, reference: Point, goals: Goals) -> Ranked:
     point = best_point(result, reference, goals)
     return Ranked(0, result, point, worth(point, reference, goals).score, tuple(violations(point, goals)))
-
-
-def _order(row: Ranked, reference: Point, goals: Goals) -> tuple[bool, bool, float, float]:
-    return _preference(row.point, worth(row.point, reference, goals))
 
 
 def _tied(rows: Sequence[Ranked], goals: Goals) -> list[Ranked]:

@@ -19,7 +19,7 @@ from conch.measure.analyze.options import values
 from conch.measure.analyze.options.settings import AnalyzeSettings
 from conch.measure.analyze.results import ModelFigures, Point
 from conch.measure.analyze.servers import ServerGone
-from conch.measure.perf.figures import Interval, WindowFigures, student
+from conch.measure.perf.figures import Interval, WindowFigures, average_of, student
 from conch.measure.perf.inputs.data import DataOptions
 from conch.measure.perf.level import OnWindow
 from conch.measure.perf.measured import Measured
@@ -185,7 +185,9 @@ class CandidateMeasurement:
             if measurement.gone:
                 raise ServerGone(measurement.gone)
             if not measurement.figures.requests:
-                why = _most_frequent(measurement.errors) or next(measurement.warnings, "")
+                why = max(measurement.errors, key=measurement.errors.__getitem__, default="") or next(
+                    measurement.warnings, ""
+                )
                 raise internal(f"model '{name}' completed no request: {why}")
         return _point(load, measured, stopped=windows.stopped)
 
@@ -270,10 +272,10 @@ def _figures(window: WindowFigures) -> ModelFigures:
     latency = window.latency
     return ModelFigures(
         throughput=window.throughput,
-        average=latency.average if latency else 0.0,
+        average=average_of(latency),
         percentiles=dict(latency.percentiles) if latency else {},
-        client_send=window.send.average if window.send else 0.0,
-        client_wait=window.wait.average if window.wait else 0.0,
+        client_send=average_of(window.send),
+        client_wait=average_of(window.wait),
         stages={},
         requests=window.requests,
         failed=sum(window.failures.values()),
@@ -318,7 +320,3 @@ def _stages(name: str, measured: Measured) -> Mapping[str, float]:
                 count, seconds = totals.get(stage, (0, 0.0))
                 totals[stage] = (count + figures.count, seconds + figures.count * figures.average)
     return {stage: seconds / count for stage, (count, seconds) in totals.items() if count}
-
-
-def _most_frequent(errors: Mapping[str, int]) -> str:
-    return max(errors, key=lambda message: errors[message]) if errors else ""

@@ -20,7 +20,6 @@ from conch.checkpoints.manifest import Manifest
 from conch.core.errors import ConchError, invalid
 from conch.machine.facts import usable_cores
 from conch.measure.analyze.journal import Journal, conditions
-from conch.measure.analyze.judging.goals import Goals
 from conch.measure.analyze.judging.objectives import hopeless, unknown, valid
 from conch.measure.analyze.options.settings import AnalyzeSettings
 from conch.measure.analyze.profiling.measurement import CandidateMeasurement, plan_of
@@ -349,7 +348,7 @@ class SearchRun:
         assert self._measurement is not None
         stop = None
         if trial.rival is not None:
-            stop = partial(_clearly_worse, rival=trial.rival, goals=self._search.goals)
+            stop = partial(hopeless, rival=trial.rival, goals=self._search.goals)
         try:
             return self._measurement.measure(trial.load, stop)
         except ServerGone:
@@ -411,10 +410,6 @@ def _key(trial: Trial) -> tuple[str, float, str]:
 
 def changes_of(candidate: Candidate, configs: Configs) -> Overrides:
     return concise(with_ensembles(candidate.overrides, configs), configs)
-
-
-def _clearly_worse(windows: Sequence[Point], *, rival: Point, goals: Goals) -> bool:
-    return hopeless(windows, rival, goals)
 
 
 #: The name of the server's log, in the directory of the reports.

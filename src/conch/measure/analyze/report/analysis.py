@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conch.measure.analyze.judging.goals import Goals, in_words
+from conch.measure.analyze.judging.goals import in_words
 from conch.measure.analyze.judging.objectives import satisfied
 from conch.measure.analyze.judging.ranking import Advice, DefaultComparison, Ranking
 from conch.measure.analyze.results import CandidateResult, LoadKind, ModelFigures, Point
@@ -205,9 +205,7 @@ def memory_of(point: Point) -> int | None:
 
 def utilisation_of(point: Point) -> float | None:
     """Return the average utilization of the GPUs."""
-    if point.resources is None or not point.resources.gpus:
-        return None
-    return sum(gpu.utilisation for gpu in point.resources.gpus.values()) / len(point.resources.gpus)
+    return point.resources.gpu_utilisation if point.resources is not None else None
 
 
 def analysis_of(search: SearchOutcome, circumstances: Circumstances, apply: str = "") -> Analysis:
@@ -250,7 +248,7 @@ def _ranked_candidates(search: SearchOutcome, ranking: Ranking) -> list[RankedCa
         RankedCandidate(
             row.result,
             row.point,
-            _passing(row.result.points, search.goals),
+            frozenset(point.load for point in row.result.points if satisfied(point, search.goals)),
             tuple(dict.fromkeys(map(str, row.violations))),
             row.score,
             row.tied,
@@ -259,7 +257,3 @@ def _ranked_candidates(search: SearchOutcome, ranking: Ranking) -> list[RankedCa
     ]
     names = {row.name for row in rows}
     return [*rows, *(RankedCandidate(result, None) for result in search.results if result.candidate.name not in names)]
-
-
-def _passing(points: Sequence[Point], goals: Goals) -> frozenset[float]:
-    return frozenset(point.load for point in points if satisfied(point, goals))

@@ -24,6 +24,7 @@ from conch.measure.analyze.report.analysis import (
     utilisation_of,
 )
 from conch.measure.analyze.results import ModelFigures, Point
+from conch.measure.perf.server.statistics import SERVER_STAGES
 from conch.measure.reports.charts import Axis, Bar, Dot, Limit, Series, bar_chart, line_chart
 from conch.measure.reports.numbers import (
     NONE,
@@ -304,7 +305,7 @@ def _stages(analysis: Analysis, candidate: RankedCandidate) -> Iterator[Chart]:
 
 def _bars(point: Point, model: str, group: str) -> Iterator[Bar]:
     figures = point.models[model]
-    stages = {stage: figures.stages.get(stage, 0.0) for stage in STAGES}
+    stages = {stage: figures.stages.get(stage, 0.0) for stage in SERVER_STAGES}
     yield Bar(group, "client send", 1e3 * figures.client_send)
     yield Bar(group, "network", 1e3 * max(0.0, figures.client_wait - sum(stages.values())))
     for stage, seconds in stages.items():
@@ -318,7 +319,6 @@ def _with_default(analysis: Analysis, candidates: Sequence[RankedCandidate]) -> 
     return [*candidates, default]
 
 
-STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
 #: Separates the figures of several models in a cell.
 _BETWEEN: Final = " / "
 
@@ -448,7 +448,7 @@ def load_table(analysis: Analysis, candidate: RankedCandidate) -> Table:
                         *([model] if several else []),
                         milliseconds(figures.percentiles.get(99)),
                         milliseconds(figures.client_wait),
-                        *(milliseconds(figures.stages.get(stage)) for stage in STAGES[:3]),
+                        *(milliseconds(figures.stages.get(stage)) for stage in SERVER_STAGES[:3]),
                         significant(figures.throughput),
                         megabytes(memory_of(point)),
                         _hundred(utilisation_of(point)) if gpus else significant(used.cores if used else None),

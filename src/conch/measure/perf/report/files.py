@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 from conch import __version__
 from conch.core.errors import internal, invalid
-from conch.measure.perf.measured import SERVER_STAGES, LevelDistributions, Measured, server_of
+from conch.measure.perf.figures import average_of
+from conch.measure.perf.measured import LevelDistributions, Measured, server_of
 from conch.measure.perf.plan import PerfPlan
 from conch.measure.perf.report.page import report
 from conch.measure.perf.senders.records import COLUMNS, Collected, Outcome, Records
+from conch.measure.perf.server.statistics import SERVER_STAGES
 from conch.measure.reports.files import check_files, check_reports, write_report, write_whole
 from conch.measure.reports.report import Cell, Table
 from conch.measure.reports.text import csv_text, json_text
@@ -148,15 +150,13 @@ def _row(plan: PerfPlan, measured: Measured, *, verbose: bool) -> list[Cell]:
     figures, latency, server = measured.figures, measured.figures.latency, server_of(plan, measured)
     stages = server.stages if server is not None else {}
     counted = [_us(stages[name].average) if name in stages else 0 for name in SERVER_STAGES]
-    send, wait, receive = (
-        _us(stage.average) if stage else 0 for stage in (figures.send, figures.wait, figures.receive)
-    )
+    send, wait, receive = (_us(average_of(stage)) for stage in (figures.send, figures.wait, figures.receive))
     row: list[Cell] = [
         f"{measured.level:g}", f"{figures.throughput:g}", send, max(0, wait - sum(counted)), *counted, receive,
         *(_us(latency.percentiles[number]) if latency else 0 for number in plan.percentiles),
     ]  # fmt: skip
     if verbose:
-        average = [] if plan.percentile else [_us(latency.average) if latency else 0]
+        average = [] if plan.percentile else [_us(average_of(latency))]
         row += [*average, send + receive, wait]
     return row
 

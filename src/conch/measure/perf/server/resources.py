@@ -51,6 +51,11 @@ class ResourceFigures:
         """Memory in use on all GPUs (bytes)."""
         return sum(gpu.memory for gpu in self.gpus.values())
 
+    @property
+    def gpu_utilisation(self) -> float | None:
+        """The average utilization of the GPUs; None without any."""
+        return fmean(gpu.utilisation for gpu in self.gpus.values()) if self.gpus else None
+
 
 @dataclass(frozen=True, slots=True)
 class MetricFigures:

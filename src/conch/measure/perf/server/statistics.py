@@ -9,17 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: The stages of a request, as named in the statistics.
-STAGES: Final = (
-    "success",
-    "queue",
-    "compute_input",
-    "compute_infer",
-    "compute_output",
-    "cache_hit",
-    "cache_miss",
-    "fail",
-)
+#: The stages of a request in the server, in order, as named in the statistics.
+SERVER_STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
+#: All durations in the statistics.
+STAGES: Final = ("success", *SERVER_STAGES, "cache_hit", "cache_miss", "fail")
 
 
 @dataclass(frozen=True, slots=True)
