@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
@@ -22,6 +22,8 @@ from conch.wire.openai.reading import ApiError, Fields, wrong
 
 FILE: Final = "file"
 GRANULARITIES: Final = "timestamp_granularities[]"
+#: Whisper's frames in a second, the unit of ``seek``.
+_FRAMES: Final = 100
 #: The values of ``response_format``, and their content types.
 CONTENT_TYPES: Final = {
     "json": b"application/json", "text": b"text/plain; charset=utf-8", "srt": b"text/plain; charset=utf-8",
@@ -63,7 +65,8 @@ class TranscriptionPlan:
             return _subtitles(first["chunks"], self.format)
         document: dict[str, Any] = {"text": text}
         if self.format == "verbose_json":
-            document |= {"task": self.task, "language": first["language"], "duration": first["duration"]}
+            language = "english" if self.task == "translate" else first["language"]
+            document |= {"task": self.task, "language": language, "duration": _duration(results.values())}
             if "segment" in results:
                 chunks = results["segment"]["chunks"]
                 document["segments"] = [self._segment(index, chunk) for index, chunk in enumerate(chunks)]
@@ -77,12 +80,12 @@ class TranscriptionPlan:
         return orjson.dumps(document)
 
     def _segment(self, index: int, chunk: Mapping[str, Any]) -> dict[str, Any]:
-        """Return OpenAI's segment; what the model does not report is null."""
+        """Return OpenAI's segment; the log-probability and that of silence, which models do not report, are 0."""
         text = chunk["text"].encode()
         return {
-            "id": index, "seek": None, "start": chunk["start"], "end": chunk["end"], "text": chunk["text"],
-            "tokens": [], "temperature": self.temperature, "avg_logprob": None,
-            "compression_ratio": len(text) / len(zlib.compress(text)), "no_speech_prob": None,
+            "id": index, "seek": round(_FRAMES * chunk["start"]), "start": chunk["start"], "end": chunk["end"],
+            "text": chunk["text"], "tokens": [], "temperature": self.temperature, "avg_logprob": 0.0,
+            "compression_ratio": len(text) / len(zlib.compress(text)), "no_speech_prob": 0.0,
         }  # fmt: skip
 
 
@@ -205,6 +208,13 @@ def _read(outputs: Sequence[WireTensor]) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError) as error:
         raise internal(f"the model's output is no transcription: {error}") from None
     return {"text": texts[TEXT], "chunks": chunks, "duration": seconds, "language": texts["language"]}
+
+
+def _duration(results: Iterable[Mapping[str, Any]]) -> float:
+    """Return the duration of a recording (seconds), or the last end in it if the model does not report it."""
+    reported = [result["duration"] for result in results if result["duration"] is not None]
+    ends: list[float] = [chunk["end"] for result in results for chunk in result["chunks"]]
+    return float(reported[0]) if reported else max(ends, default=0.0)
 
 
 def _only(tensors: Mapping[str, WireTensor], name: str) -> str:

@@ -103,7 +103,7 @@ def test_translation_is_the_task_translate(client: Any, pipeline: Any) -> None:
     verbose = client.audio.translations.create(model="whisper", file=recording(LONG), response_format="verbose_json")
     assert isinstance(verbose, TranslationVerbose)
     assert verbose.segments
-    assert verbose.language in ("english", "german")
+    assert TranslationVerbose.model_validate(verbose.to_dict()).language == "english"
 
 
 @pytest.mark.parametrize("samples", [SHORT, LONG], ids=["short", "long"])
@@ -114,6 +114,7 @@ def test_verbose_transcription_has_segments_and_words(client: Any, pipeline: Any
         timestamp_granularities=["segment", "word"],
     )  # fmt: skip
     assert isinstance(answer, TranscriptionVerbose)
+    TranscriptionVerbose.model_validate(answer.to_dict())  # the client itself does not check the types
     wanted = pipeline(samples, return_timestamps=True, return_language=True)
     words = pipeline(samples, return_timestamps="word")["chunks"]
     assert answer.text == wanted["text"].strip()
