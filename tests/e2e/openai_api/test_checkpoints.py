@@ -21,6 +21,11 @@ TEMPLATE = (
     "{% if tools %}{{ tools | length }} [TOOL_CALLS]{% endif %}<assistant>"
 )
 FIM = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+THINK = ("<think>", "</think>")
+THINKING_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ open if begun else '' }}"
+    "{{ open + close if enable_thinking is defined and not enable_thinking else '' }}"
+)
 IGNORE_EOS = {"ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "How can you be"}]
 
@@ -33,6 +38,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
     tokenizer.chat_template = TEMPLATE
     version = folder / "models" / "llama" / "1"
     write_checkpoint(version, LlamaConfig, {"intermediate_size": 64}, tokenizer, seed=1)
+    GenerationConfig(bos_token_id=0, eos_token_id=0).save_pretrained(version)
+    thinking = train_tokenizer(every_byte=True)
+    thinking.add_tokens([*THINK])
+    thinking.chat_template = f"{{% set open, close = '{THINK[0]}', '{THINK[1]}' %}}" + THINKING_TEMPLATE
+    version = folder / "models" / "thinker" / "1"
+    write_checkpoint(version, LlamaConfig, {"intermediate_size": 64}, thinking, seed=1)
     GenerationConfig(bos_token_id=0, eos_token_id=0).save_pretrained(version)
     with ConchServer(folder / "models", log=folder / "log") as server:
         yield server
@@ -151,6 +162,63 @@ def test_cached_prefixes_are_shared_only_with_the_same_salt(server: ConchServer)
             assert bool(cached) == is_cached, (path, salt)
         status, _, reply = post(server, path, {"model": "llama", "cache_salt": "", **body})
         assert status == 400 and "'cache_salt' has 0 characters" in reply["error"]["message"]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_structured_answers_follow_the_reasoning_in_each_api(server: ConchServer, begun: bool) -> None:
+    first = len(train_tokenizer(every_byte=True))
+    ends = {str(first): 99, str(first + 1): 100}
+    endless = {str(first): 99 if not begun else 0, str(first + 1): -100}
+    schema = {
+        "type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"], "additionalProperties": False
+    }  # fmt: skip
+    common = {"model": "thinker", "temperature": 0, "chat_template_kwargs": {"begun": begun}}
+    chat = {**common, "messages": MESSAGES, "max_tokens": 80, "logit_bias": ends}
+    structured = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0) as client:
+
+        def ask(**members: Any) -> Any:
+            _, _, reply = post(server, "/v1/chat/completions", {**chat, **members})
+            return reply["choices"][0]
+
+        found = ask(**structured)
+        assert json.loads(found["message"]["content"]) == {"ok": True}
+        assert found["finish_reason"] == "stop"
+        # Free reasoning that does not end: no part of it is content.
+        free = ask(**structured, logit_bias=endless)
+        assert (free["message"]["content"], free["finish_reason"]) == ("", "length")
+        assert len(free["message"]["reasoning_content"]) > 10
+        off = {"chat_template_kwargs": {"enable_thinking": False}}
+        assert json.loads(ask(**structured, **off)["message"]["content"]) == {"ok": True}
+        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+            tool = {**TOOL["function"], "parameters": schema}
+            call = ask(tools=[{"type": "function", "function": tool}], tool_choice=choice)["message"]["tool_calls"][0]
+            assert json.loads(call["function"]["arguments"]) == {"ok": True}
+            thoughts = ask(tools=[TOOL], tool_choice=choice, logit_bias=endless)["message"]["reasoning_content"]
+            assert thoughts == free["message"]["reasoning_content"]
+        chunks = client.chat.completions.create(**chat_arguments(chat, structured), stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert json.loads(text) == {"ok": True}
+        response = client.responses.create(
+            model="thinker", input="How can you be", temperature=0, max_output_tokens=80,
+            text={"format": {"type": "json_schema", "name": "a", "schema": schema}},
+            extra_body={"chat_template_kwargs": {"begun": begun}},
+        )  # fmt: skip
+        if begun:
+            assert [item.type for item in response.output] == ["reasoning", "message"]
+            assert json.loads(response.output_text) == {"ok": True}
+    body = {
+        "model": "thinker", "messages": MESSAGES, "max_tokens": 80, "temperature": 0,
+        "thinking": {"type": "disabled"}, "output_config": {"format": {"type": "json_schema", "schema": schema}},
+    }  # fmt: skip
+    _, _, message = post(server, "/v1/messages", body)
+    assert json.loads(message["content"][0]["text"]) == {"ok": True}
+
+
+def chat_arguments(chat: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of OpenAI's client for a body, whose extensions it does not know."""
+    extra = {"chat_template_kwargs": chat["chat_template_kwargs"]}
+    return {**{name: value for name, value in chat.items() if name not in extra}, **more, "extra_body": extra}
 
 
 def test_prompts_may_be_token_ids(server: ConchServer) -> None:

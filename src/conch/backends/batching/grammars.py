@@ -20,6 +20,7 @@ from conch.backends.generation.engine import EngineSpec
 from conch.checkpoints.tokenizers.fast import TokenBytes, token_bytes
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError, invalid, unsupported
+from conch.core.sampling.parameters import ReasoningTokens
 from conch.core.sampling.structures import Structure
 from conch.machine import extras
 from conch.machine.facts import usable_cores
@@ -76,12 +77,14 @@ def grammar_compiler(spec: EngineSpec, vocabulary: int) -> GrammarCompiler | Non
 class CompiledStructure:
     """A structure in its initial state: llguidance's ``matcher``, which is copied for each sequence.
 
-    ``schema`` is its JSON schema if it has arrays with unique items; ``tokens`` are the bytes of tokens by id.
+    ``schema`` is its JSON schema if it has arrays with unique items; ``tokens`` are the bytes of tokens by id, and
+    ``eos_ids`` the ids that end a text.
     """
 
     matcher: Any
     schema: Any
     tokens: Sequence[bytes]
+    eos_ids: tuple[int, ...]
 
 
 class GrammarCompiler:
@@ -122,8 +125,9 @@ class GrammarCompiler:
             reason = str(error) or type(error).__name__
         if reason:
             raise invalid(f"structured_outputs: this {structure.kind} does not compile: {_line(reason)}")
+        ends = tuple(id for id in self._eos_ids if 0 <= id < self._vocabulary)
         unique = schema is not None and UNIQUE in json.dumps(schema)
-        return CompiledStructure(matcher, schema if unique else None, self._tokens.tokens)
+        return CompiledStructure(matcher, schema if unique else None, self._tokens.tokens, ends)
 
     # The tokenizer interface of llguidance: these attributes, and a call that converts a text to ids.
 
@@ -149,11 +153,33 @@ class GrammarCompiler:
 
 
 class Matcher:
-    """The position of a sequence in its structure."""
+    """The position of a sequence in its structure, or in the ``reasoning`` before it, which is free but must end."""
 
-    def __init__(self, compiled: CompiledStructure) -> None:
+    def __init__(self, compiled: CompiledStructure, reasoning: ReasoningTokens | None = None) -> None:
         self._matcher = compiled.matcher.deep_copy()
         self._unique = None if compiled.schema is None else UniqueItems(compiled.schema, compiled.tokens)
+        self._eos_ids = list(compiled.eos_ids)
+        #: The token that ends the reasoning; None outside of it. The token that may begin it as the next one.
+        self._close = reasoning.close if reasoning is not None and reasoning.begun else None
+        self._reasoning = reasoning if reasoning is not None and not reasoning.begun else None
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the sequence is in its reasoning."""
+        return self._close is not None
+
+    def begin_reasoning(self, scores: Logits, score: float) -> None:
+        """Set the ``score`` of the token that may begin the reasoning, if that is possible."""
+        if self._reasoning is not None:
+            scores[self._reasoning.open] = score
+
+    def reasoning_score(self, scores: Logits) -> float:
+        """Return the score of the token that may begin the reasoning."""
+        return -np.inf if self._reasoning is None else float(scores[self._reasoning.open])
+
+    def keep_reasoning(self, scores: Logits) -> None:
+        """Exclude the ends of the text, because the structure follows the reasoning."""
+        scores[self._eos_ids] = -np.inf
 
     @property
     def state(self) -> Any:
@@ -162,10 +188,21 @@ class Matcher:
 
     def admits(self, token: int) -> bool:
         """Whether a token that the mask allows keeps the items of arrays distinct."""
-        return self._unique is None or self._unique.admits(token)
+        return self._unique is None or self.reasons or self._begins_reasoning(token) or self._unique.admits(token)
+
+    def _begins_reasoning(self, token: int) -> bool:
+        return self._reasoning is not None and token == self._reasoning.open
 
     def accept(self, token: int) -> ConchError | None:
         """Advance by the chosen token. Returns an error if the token is not allowed, or if no token is."""
+        if self.reasons:
+            if token == self._close:
+                self._close = None
+            return None
+        reasoning, self._reasoning = self._reasoning, None
+        if reasoning is not None and token == reasoning.open:
+            self._close = reasoning.close
+            return None
         if self._unique is not None and not self._unique.advance(token):
             return invalid("the structured output cannot be continued: no unique item is left")
         # A failed matcher allows the end of the text as if the structure were complete, so check for errors first.
@@ -207,14 +244,19 @@ def masks(matchers: Sequence[Matcher], vocabulary: int) -> Sequence[npt.NDArray[
 
 def restrict(logits: Logits, matchers: Sequence[Matcher | None]) -> None:
     """Mask the logits ``[rows, vocabulary]`` in place with the matchers of the rows (None: no structure)."""
-    rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
-    structured = [matcher for matcher in matchers if matcher is not None]
-    for row, mask in zip(rows, masks(structured, logits.shape[1]), strict=True):
+    structured = [(row, matcher) for row, matcher in enumerate(matchers) if matcher is not None and not matcher.reasons]
+    for row, matcher in enumerate(matchers):
+        if matcher is not None and matcher.reasons:
+            matcher.keep_reasoning(logits[row])
+    computed = masks([matcher for _, matcher in structured], logits.shape[1])
+    for (row, matcher), mask in zip(structured, computed, strict=True):
         scores = logits[row]
+        score = matcher.reasoning_score(scores)
         bounds = _BOUNDS.take(mask, axis=0).ravel()[: len(scores)]
         allowed = scores[: len(bounds)]
         np.minimum(allowed, bounds, out=allowed)
         scores[len(bounds) :] = -np.inf
+        matcher.begin_reasoning(scores, score)
 
 
 def _grammar(matchers: Any, structure: Structure, schema: Any) -> str:

@@ -22,6 +22,8 @@ State = TypeVar("State", bound=SequenceState)
 class SamplingEngine(GenerationEngine):
     """Subclasses call ``open_grammars`` once the other attributes are set."""
 
+    reasons_before_structures = True
+
     def open_grammars(self, spec: EngineSpec) -> None:
         """Open the compiler of grammars; remove the ``features`` for which a library or adapters are missing."""
         if not self.adapters and not spec.adapter_folders:
@@ -57,7 +59,8 @@ class SamplingEngine(GenerationEngine):
         end_ids = sampling.end_ids(self._eos_ids)
         matcher = None
         if sampling.structured_outputs is not None and self._grammars is not None:
-            matcher = Matcher(request.compiled or self._grammars.compile(sampling.structured_outputs))
+            compiled = request.compiled or self._grammars.compile(sampling.structured_outputs)
+            matcher = Matcher(compiled, sampling.reasoning)
             # When a structure is complete, only an end-of-sequence token is allowed.
             end_ids |= self._eos_ids
         return kind(

@@ -45,6 +45,7 @@ from conch.core.sampling.parameters import (
     DROP_OLDEST,
     PARAMETERS,
     SUFFIX,
+    ReasoningTokens,
     SamplingParameter,
     SamplingParams,
 )
@@ -407,9 +408,15 @@ class TextInterface:
         if (items or request.has(SUFFIX)) and len(prompt) < len(whole):
             raise invalid("a prompt with images, recordings or a suffix cannot be truncated", source)
         marks = bool(request.option(INCLUDE_MARKS, False))
+        if marks and chat and sampling.structured_outputs is not None:
+            sampling.reasoning = self._reasoning(text)
+            # Without tokens for its marks, the model does not reason.
+            opened = sampling.reasoning is not None
+        else:
+            opened = marks
         options = TextOutputOptions(
             stream=stream,
-            prefix=text if not exclude else self._opened_reasoning(text) if marks else "",
+            prefix=text if not exclude else self._opened_reasoning(text) if opened else "",
             stop=StopStrings(sampling.stop) if sampling.stop else None,
             include_stop=sampling.include_stop_str_in_output,
             skip_special_tokens=sampling.skip_special_tokens,
@@ -442,6 +449,20 @@ class TextInterface:
             raise invalid(f"'{SUFFIX}' only applies to texts", SUFFIX)
         overrides.values["stop_token_ids"] = (*overrides.get("stop_token_ids", ()), *self.infilling.ends)
         return self.infilling.prompt(self.tokenizer, prefix, request.option(SUFFIX))
+
+    def _reasoning(self, prompt: str) -> ReasoningTokens | None:
+        """Return the tokens around the reasoning that may come before a structure; None if the structure comes first.
+
+        That is so if the prompt ends the reasoning, and if the engine or the tokens of the model allow nothing else.
+        """
+        marks = self.output_format.reasoning
+        if not marks or not self.limits.engine.reasons_before_structures or prompt.rstrip().endswith(marks[-1]):
+            return None
+        ids = [self.tokenizer.encode(mark, special_tokens=False) for mark in marks]
+        if any(len(sequence) != 1 for sequence in ids) or self.output_format.calls == "harmony":
+            return None
+        [[first], [last]] = ids
+        return ReasoningTokens(first, last, bool(self._opened_reasoning(prompt)))
 
     def _opened_reasoning(self, prompt: str) -> str:
         """Return the mark that begins reasoning if the prompt ends with it."""

@@ -104,6 +104,15 @@ _STRUCTURED_OUTPUTS: Final = Document(f"an object with one of {', '.join(KINDS)}
 _RESPONSE_FORMAT: Final = Document("OpenAI's object", response_format)
 
 
+@dataclass(frozen=True, slots=True)
+class ReasoningTokens:
+    """The tokens around reasoning that comes before a structure; ``begun``: the prompt ends with the first of them."""
+
+    open: int
+    close: int
+    begun: bool
+
+
 @dataclass(slots=True)
 class SamplingParams:
     """The parameters that determine how the tokens of a sequence are chosen and when it ends.
@@ -219,6 +228,8 @@ class SamplingParams:
     )
     #: ``bad_words`` as token ids, one sequence per spelling of a word; the code that has the tokenizer sets them.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    #: The reasoning before ``structured_outputs``, which then applies after it; None if the structure comes first.
+    reasoning: ReasoningTokens | None = None
 
     @property
     def prefix_key(self) -> str:

@@ -225,7 +225,7 @@ class ChatRequest(Decoding):
             self.sampling,
             stream=self.stream,
             logprobs=self.logprobs,
-            marks=not self.structured,
+            marks=True,
             tokenize_only=self.tokenize_only,
             token_ids=self.token_ids,
             drop_oldest=self.drop_oldest,

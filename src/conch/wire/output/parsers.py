@@ -35,14 +35,16 @@ def parser_for(tools: Tools, output_format: str = "", *, structured: bool = Fals
     ``output_format`` is the one of the model's signature, empty for a model that does not report it. ``structured``:
     the text has a structure that the request demands, so it is the answer.
     """
-    match tools.mode:
-        case "required":
-            return ListParser(tools)
-        case "named":
-            return ArgumentsParser(tools)
-    if structured:
-        return TextParser()
     known = load(output_format)
+    forced: OutputParser | None = None
+    if tools.mode == "required":
+        forced = ListParser(tools)
+    elif tools.mode == "named":
+        forced = ArgumentsParser(tools)
+    elif structured:
+        forced = TextParser()
+    if forced is not None:
+        return ReasonedParser(known.reasoning, forced) if known.reasoning else forced
     if known.calls == "harmony":
         return ChannelParser(tools)
     if tools.mode == "none" and not known.reasoning and not known.call_format.special:
@@ -208,6 +210,26 @@ class MarkParser:
             events.append(ReasoningDelta(text) if self._reasons else TextDelta(text))
             self._space.clear()
             self._fresh = self._trims = False
+
+
+class ReasonedParser:
+    """Parses a text that may begin with reasoning between two ``marks``; ``parser`` gets the text after it."""
+
+    def __init__(self, marks: tuple[str, ...], parser: OutputParser) -> None:
+        self._marks = MarkParser(Tools(), OutputFormat(reasoning=marks))
+        self._parser = parser
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        return self._parsed(self._marks.feed(text))
+
+    def finish(self) -> list[OutputEvent]:
+        return self._parsed(self._marks.finish()) + self._parser.finish()
+
+    def _parsed(self, events: list[OutputEvent]) -> list[OutputEvent]:
+        parsed: list[OutputEvent] = []
+        for event in events:
+            parsed += self._parser.feed(event.text) if isinstance(event, TextDelta) else [event]
+        return parsed
 
 
 class ListParser:

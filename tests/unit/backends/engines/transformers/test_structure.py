@@ -21,7 +21,7 @@ from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer, token_bytes
 from conch.checkpoints.tokenizers.tokenizer import SpecialTokens
 from conch.core.errors import Code, ConchError
-from conch.core.sampling.parameters import Feature, SamplingParams
+from conch.core.sampling.parameters import Feature, ReasoningTokens, SamplingParams
 from conch.core.sampling.structures import Structure, structure_of
 from tests.unit.backends.batching import schemas
 from tests.unit.backends.batching.test_generated_schemas import Maker
@@ -268,6 +268,34 @@ def test_one_compiled_structure_serves_several_sequences(engine: GenerationEngin
     ]
     for progress in finished_by_id(engine, *requests).values():
         assert tokenizer.decode(tokens(progress), skip_special_tokens=True) in ("abc", "xyz")
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_structure_applies_after_the_reasoning(engine: GenerationEngine, tokenizer: Any, begun: bool) -> None:
+    """Two letters stand for the marks; the ends of a text are the likeliest tokens in the reasoning."""
+    [first], [last] = (tokenizer.encode(letter, special_tokens=False) for letter in "({")
+    [free] = tokenizer.encode("m", special_tokens=False)
+    wanted = Structure("regex", "abc|xyz")
+    compiled = engine.compile(wanted)
+    biases = dict.fromkeys(tokenizer.special.eos_ids, 100.0) | {first: 90.0 if not begun else 0.0}
+
+    def generated(reasoning: ReasoningTokens | None, max_tokens: int, **more: float) -> list[int]:
+        bias = {**biases, **{int(id): value for id, value in more.items()}}
+        sampling = SamplingParams(
+            max_tokens=max_tokens, temperature=0, structured_outputs=wanted, logit_bias=bias, reasoning=reasoning
+        )
+        return tokens(finished_by_id(engine, EngineRequest(1, [5, 6], sampling, 0, compiled))[1])
+
+    reasoning = ReasoningTokens(first, last, begun)
+    # Reasoning that does not end has no structure.
+    opened = [] if begun else [first]
+    assert generated(reasoning, 6, **{str(free): 95.0}) == [*opened, *[free] * (6 - len(opened))]
+    # It ends at its mark, and an answer without it may be chosen at the beginning.
+    found = generated(reasoning, 9, **{str(last): 95.0})
+    assert found[: len(opened) + 1] == [*opened, last]
+    assert tokenizer.decode(found[len(opened) + 1 :], skip_special_tokens=True) in ("abc", "xyz")
+    found = generated(ReasoningTokens(first, last, False), 9, **{str(first): -100.0})
+    assert tokenizer.decode(found, skip_special_tokens=True) in ("abc", "xyz")
 
 
 @pytest.mark.parametrize("vocabulary", [256, 264, 288], ids=["fewer than tokens", "more", "whole words"])
