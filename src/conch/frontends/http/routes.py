@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
-from uuid import uuid4
 
 from conch.core.errors import Code, ConchError, invalid
 from conch.frontends.access_log import AccessRecord
@@ -290,7 +290,7 @@ def _respond_to_preflight(exchange: HttpExchange) -> None:
 def _request_id(exchange: HttpExchange) -> bytes:
     """Return the id of a request: the client's, or a new one."""
     given = exchange.headers.get(_REQUEST_ID, b"")
-    return given if 0 < len(given) <= _LONGEST_REQUEST_ID else f"req_{uuid4().hex}".encode()
+    return given if 0 < len(given) <= _LONGEST_REQUEST_ID else f"req_{os.urandom(16).hex()}".encode()
 
 
 def _may_be_large(headers: dict[bytes, bytes]) -> bool:

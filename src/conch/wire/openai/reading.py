@@ -105,6 +105,11 @@ class Fields:
         """Whether a member has a value and has not been taken."""
         return self._members.get(member) is not None
 
+    @property
+    def left(self) -> bool:
+        """Whether members have not been taken."""
+        return bool(self._members)
+
     def is_object(self, member: str) -> bool:
         """Whether a member is an object and has not been taken."""
         return type(self._members.get(member)) is dict

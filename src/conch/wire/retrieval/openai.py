@@ -41,21 +41,25 @@ class EmbeddingsPlan(RetrievalPlan):
 
 def usage(results: Results) -> dict[str, int]:
     """Return OpenAI's ``usage`` of a request without a completion."""
-    return {"prompt_tokens": results.tokens, "total_tokens": results.tokens}
+    tokens = results.tokens
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def read_embeddings(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read the members of a request, except ``model``. Raises ApiError for invalid or unknown ones."""
     texts = read_input(fields)
     base64_form = read_base64(fields)
-    dimensions = fields.integer("dimensions", 1, 2**31 - 1) or 0
-    dtype, member, in_base64 = _dtype(fields)
-    options = read_options(fields)
-    normalize = fields.flag("normalize") | fields.flag("normalized")
-    fields.ignore(*IGNORED)
-    fields.finish()
+    dimensions, (dtype, member, in_base64), options, normalize = 0, ("float", "", False), TextOptions(), False
+    if fields.left:  # few requests have other members
+        dimensions = fields.integer("dimensions", 1, 2**31 - 1) or 0
+        dtype, member, in_base64 = _dtype(fields)
+        options = read_options(fields)
+        normalize = fields.flag("normalize") | fields.flag("normalized")
+        fields.ignore(*IGNORED)
+        fields.finish()
     output = vector_output(signature)
-    check_dimensions(signature, dimensions, "dimensions")
+    if dimensions:
+        check_dimensions(signature, dimensions, "dimensions")
     inputs, rows = text_inputs(signature, texts, options, output=output)
     plan = EmbeddingsPlan(
         rows=rows, outputs=counted(signature, output), parameters=options.parameters,

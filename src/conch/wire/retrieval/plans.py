@@ -52,7 +52,7 @@ class Results:
         """The number of tokens of all texts, 0 if the model does not count them."""
         if not all(COUNT in part for part in self._parts):
             return 0
-        return int(sum(int(_numbers(part[COUNT]).sum()) for part in self._parts))
+        return sum([sum(_numbers(part[COUNT]).tolist()) for part in self._parts])
 
     def numbers(self, name: str) -> Array:
         """Return an output of numbers as ``[rows, elements]``. Raises INTERNAL if it has other rows."""
@@ -63,7 +63,7 @@ class Results:
             raise internal(
                 f"the model's output '{name}' has rows of {counts} elements; all must have the same, at least 1"
             )
-        return np.concatenate(parts)
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def ragged(self, name: str) -> list[Array]:
         """Return an output of numbers row by row, as flat arrays whose size may differ between requests, and be 0."""

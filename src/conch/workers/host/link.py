@@ -20,6 +20,8 @@ from conch.workers.child.packing import Packer
 #: Time without frames after which free channel buffers are released (s). Mapping new ones costs as much as writing
 #: them.
 IDLE_SECONDS: Final = 1.0
+#: Time after which messages about channel buffers are sent that no frame has carried (s).
+FLUSH_SECONDS: Final = 0.01
 
 
 class Link:
@@ -43,6 +45,7 @@ class Link:
         self._unsent: deque[Message] = deque()
         self._used = self._closed = False
         self._trimming: asyncio.TimerHandle | None = None
+        self._flushing: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._endpoint.pool.on_loan_ended = self._flush_later
         self._loop.add_reader(connection.fileno(), self._readable)
@@ -77,8 +80,19 @@ class Link:
             if rest:
                 self._keep(([rest], []))
 
+    def flush_soon(self) -> None:
+        """Send pending messages about channel buffers soon, because the next frame may be sent much later.
+
+        A frame that is sent before carries them, which saves the worker from waking up for them.
+        """
+        if self._flushing is None and self._endpoint.shares:
+            self._flushing = self._loop.call_later(FLUSH_SECONDS, self.flush)
+
     def flush(self) -> None:
-        """Send pending messages about channel buffers now, because the next frame may be sent much later."""
+        """Send pending messages about channel buffers now."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
         message = self._endpoint.flush()
         if message is not None:
             self._keep(message)
@@ -117,8 +131,9 @@ class Link:
         self._loop.remove_reader(self._socket.fileno())
 
     def close(self) -> None:
-        if self._trimming is not None:
-            self._trimming.cancel()
+        for timer in (self._trimming, self._flushing):
+            if timer is not None:
+                timer.cancel()
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()

@@ -365,7 +365,7 @@ class WorkerProcess:
         if self._idle is not None and self.idle:
             self._idle.set()
         if self.alive and not self._executions:
-            self._link.flush()
+            self._link.flush_soon()
 
     def _handle(self, frame: Frame) -> None:
         header, payload = frame

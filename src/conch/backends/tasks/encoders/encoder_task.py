@@ -403,7 +403,7 @@ def completed(
 
 def stacked(rows: Sequence[Array]) -> Array:
     """Stack arrays of equal shape as rows; a single array is not copied."""
-    return rows[0][None] if len(rows) == 1 else np.stack(rows)
+    return rows[0][None] if len(rows) == 1 else np.array(rows)
 
 
 def texts_of(request: Request, name: str) -> list[str]:

@@ -78,7 +78,8 @@ class Embedding(Task):
         if task in PURPOSES:
             name = name or (task if task in self.model.prompts.by_name else None)
             task = task if task in self.model.tasks else None
-        self.model.path_of(task)  # rejects an unknown task
+        if task not in self.pipelines_by_task:
+            self.model.path_of(task)  # raises the error that lists the tasks
         prompt = request.parameters.get(PROMPT_TEXT)
         if type(prompt) is not str:
             prompt = self.model.prompts.text(name, task)

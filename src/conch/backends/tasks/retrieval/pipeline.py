@@ -452,11 +452,12 @@ class TablePipeline(Pipeline):
         side, limit = read_truncation(request.parameters)
         limit = min(filter(None, (limit, self._limit)), default=0)
         encode = self._words.encode if self._words is not None else _library_ids
-        sequences = []
+        sequences, truncated = [], 0
         for ids in encode(texts, self._encodings):
-            kept = ids[-limit:] if side == "left" else ids[: limit or None]
-            sequences.append(Tokens(np.array(kept, np.int64), None, len(ids)))
-        truncated = sum([len(sequence.ids) < sequence.length for sequence in sequences])
+            length = len(ids)
+            if 0 < limit < length:
+                ids, truncated = ids[-limit:] if side == "left" else ids[:limit], truncated + 1
+            sequences.append(Tokens(np.array(ids, np.int64), None, length))
         prepared = TextRequest(request, sequences, truncated, PromptTokens())
         prepared.pipeline, prepared.task = self, task
         return prepared
