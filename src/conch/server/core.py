@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -239,6 +240,17 @@ class InferenceServer:
         except LoadNeeded:
             assert self._on_demand is not None
             return self._on_demand.signatures.get(name)
+
+    def signatures(self) -> dict[str, ModelSignature | None]:
+        """Return the signature of each model that serves or can be loaded on demand; None as in :meth:`signature`.
+
+        Names that several models have, in different repositories, are left out: no request can choose one of them.
+        """
+        signatures: dict[str, ModelSignature | None] = {}
+        for name in self.ready_models():
+            with suppress(ConchError):
+                signatures[name] = self.signature(name)
+        return signatures
 
     def adapters(self) -> dict[str, str]:
         """Return the ids of the LoRA adapters of the ready models, each with the name of its model.

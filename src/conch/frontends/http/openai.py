@@ -119,7 +119,7 @@ class OpenAi:
 
     def models(self, exchange: HttpExchange) -> None:
         """Handle ``GET /v1/models``: list the ready models that an endpoint can use, and their LoRA adapters."""
-        names = [name for name in self._server.ready_models() if self._is_usable(name)]
+        names = [name for name in self._server.signatures() if self._is_usable(name)]
         adapters = {adapter: name for adapter, name in self._server.adapters().items() if name in names}
         exchange.respond(200, [JSON], list_body({name: self._context(name) for name in names}, adapters, self._created))
 

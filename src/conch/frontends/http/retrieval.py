@@ -106,8 +106,7 @@ class Retrieval:
         there is none (UNAVAILABLE while models are being loaded), INVALID_ARG if there are several.
         """
         names, second, unknown = [], [], []
-        for name in self._server.ready_models():
-            signature = self._server.signature(name)
+        for name, signature in self._server.signatures().items():
             if signature is None:
                 unknown.append(name)
             elif any(kind in accepted for kind in kinds(signature)):

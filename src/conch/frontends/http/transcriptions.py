@@ -83,6 +83,6 @@ class Transcriptions:
 
     def _choice(self) -> str:
         """Return which ready models transcribe recordings, for errors."""
-        signatures = [(name, self._server.signature(name)) for name in self._server.ready_models()]
+        signatures = self._server.signatures().items()
         names = [f"'{name}'" for name, signature in signatures if signature is not None and transcribes(signature)]
         return f"models that do: {', '.join(names[:10])}" if names else "no ready model does"

@@ -88,11 +88,8 @@ class Site:
             raise not_found(f"Request for unknown model: '{name}' is not found")
         return self.models[name]
 
-    def ready_models(self) -> list[str]:
-        return sorted(self.models)
-
-    def signature(self, name: str) -> ModelSignature:
-        return self.models[name].signature
+    def signatures(self) -> dict[str, ModelSignature]:
+        return {name: self.models[name].signature for name in sorted(self.models)}
 
     def adapter_model(self, id: str) -> str | None:
         return None
