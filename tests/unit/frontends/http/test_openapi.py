@@ -53,7 +53,9 @@ TOKENIZER = models.signature(
 _PAIR = {"query": "x", "documents": ["y"]}
 _TEI_PAIR = {"query": "x", "texts": ["y"]}
 RETRIEVAL = {
-    "embeddings": ("EmbeddingsRequest", models.EMBEDDER, [{"model": "m", "input": "x"}], {*sampling.IGNORED}),
+    "embeddings": (
+        "EmbeddingsRequest", models.EMBEDDER, [{"model": "m", "input": "x", "user": "u"}], {*sampling.IGNORED},
+    ),
     "cohere_embed": ("CohereEmbedRequest", models.EMBEDDER, [{"texts": ["x"]}], {"priority"}),
     "cohere_embed_v1": ("CohereEmbedRequest", models.EMBEDDER, [{"texts": ["x"]}], {"priority"}),
     "cohere_rerank": (
