@@ -73,7 +73,7 @@ def post(address: str, path: str, **body: Any) -> tuple[int, Any]:
     return response.status_code, response.json()
 
 
-@pytest.mark.parametrize("port", Ports._fields)
+@pytest.mark.parametrize("port", ["http", "openai"])
 def test_models_with_a_name_of_their_own_serve_requests_by_name_or_by_kind(ports: Ports, port: str) -> None:
     address = getattr(ports, port)
     listed = requests.get(f"http://{address}/v1/models", timeout=30).json()["data"]
@@ -86,7 +86,7 @@ def test_models_with_a_name_of_their_own_serve_requests_by_name_or_by_kind(ports
     assert status == 200 and [result["index"] for result in body["results"]] == [1, 0]
 
 
-@pytest.mark.parametrize("port", Ports._fields)
+@pytest.mark.parametrize("port", ["http", "openai"])
 def test_a_name_of_two_models_is_refused_in_the_form_of_each_api(ports: Ports, port: str) -> None:
     message = "There are 2 identifiers of model 'twin' in global map"
     status, body = post(getattr(ports, port), "/v1/embeddings", model="twin", input="four")
