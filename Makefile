@@ -21,7 +21,7 @@
 # make docs-serve                 the site on http://localhost:8008
 # make wheel                      dist/conch_server-*.whl
 # make release                    the packages of the commit, checked, with a bill of materials: make release TAG=v0.2.0
-# make pictures                   the README's pictures of reports, with Chromium
+# make pictures                   the pictures of the documentation, with Chromium
 # make install-sizes              the table of docs/README.md: what each extra installs
 #
 # Each installs what it needs into .venv, once.  Another interpreter or place:
@@ -182,7 +182,7 @@ release: .venv-release/stamps/release
 install-sizes: $(STAMPS)/engines
 	$(BIN)/python -m release.install_sizes
 
-pictures: $(STAMPS)/engines
+pictures: $(STAMPS)/engines console/node_modules
 	$(BIN)/python -m release.pictures
 
 announce:

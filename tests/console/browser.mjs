@@ -82,6 +82,33 @@ const scenarios = {
     }
   },
 
+  /** The pictures of the documentation, from the models of `conch demo`; `make pictures` runs this. */
+  async pictures() {
+    const page = await open({ colorScheme: 'light', reducedMotion: 'reduce' })
+    const take = async (name, height) => {
+      await page.setViewportSize({ width: 1360, height })
+      await page.screenshot({ path: `${folder}/${name}.png` })
+      await page.goto('about:blank')
+    }
+    await go(page)
+    await page.locator('.tiles', { hasText: /\d\/s/ }).waitFor()
+    await page.locator('tbody tr').nth(5).waitFor()
+    await take('console', 800)
+    await go(page, model('minilm_ensemble', '?tab=steps'))
+    await page.locator('svg .node').first().waitFor()
+    await take('console_steps', 600)
+    await go(page, '#/playground/smollm2')
+    await page.getByLabel('Temperature').fill('0')
+    await page.getByLabel('Message', { exact: true }).fill('What is the capital of Japan?')
+    await page.keyboard.press('Enter')
+    await page.getByText('first token after').waitFor()
+    await take('console_chat', 640)
+    await go(page, '#/playground/minilm')
+    await page.getByRole('button', { name: 'Compare' }).click()
+    await page.getByText('vectors of').waitFor()
+    await take('console_similarity', 480)
+  },
+
   /** Everything can be reached with the keyboard, and the page says where the focus is. */
   async keyboard() {
     const page = await open()

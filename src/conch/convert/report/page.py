@@ -305,10 +305,12 @@ def _tiles(manifest: Manifest) -> Tiles:
     if agreement:
         name, _, value = agreement.partition(" (")[0].rpartition(" ")
         items.append(Tile(value, name.removesuffix(" ≥"), "1 is PyTorch's own"))
-    if auto.memory_bytes:
-        items.append(Tile(bytes_of(auto.memory_bytes), "memory", f"PyTorch: {bytes_of(reference.memory_bytes)}"))
-    if auto.disk_bytes:
-        items.append(Tile(bytes_of(auto.disk_bytes), "disk", f"PyTorch: {bytes_of(reference.disk_bytes)}"))
+    for kind, size, original in (
+        ("memory", auto.memory_bytes, reference.memory_bytes),
+        ("disk", auto.disk_bytes, reference.disk_bytes),
+    ):
+        if size:
+            items.append(Tile(bytes_of(size), kind, f"PyTorch: {bytes_of(original)}" if original else ""))
     refused = sum(1 for variant in manifest.variants if is_refused(variant))
     items.append(Tile(f"{len(manifest.variants) - refused} of {len(manifest.variants)}", "variants agree"))
     return Tiles(items)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,7 +16,7 @@ from conch.convert.verdict import NOT_ASKED_FOR
 from conch.measure.reports.terminal import show
 from conch.measure.reports.text import markdown
 
-AGREEMENT = {
+AGREEMENT: dict[str, dict[str, Any]] = {
     "embedding": {"cosine_min": 0.98, "cosine_mean": 0.99, "max_difference": 0.1, "argmax": None},
     "neighbours": {"cosine_min": 0.975, "argmax": None, "max_difference": 0.1, "rows": 6, "samples": 24},
     "task": {"name": "order of similarities", "value": 0.99, "delta": -0.01, "low": -0.012, "high": -0.008},

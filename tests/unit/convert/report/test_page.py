@@ -102,6 +102,11 @@ def test_worst_texts_stand_side_by_side() -> None:
     ]  # fmt: skip
 
 
+def test_a_size_that_was_not_measured_is_left_out() -> None:
+    tiles = next(block for block in report(MANIFEST).opening if isinstance(block, Tiles))
+    assert [tile.detail for tile in tiles.items if tile.label in ("memory", "disk")] == ["", ""]
+
+
 def test_what_was_refused_says_why() -> None:
     (table,) = tables(report(WHOLE), "Refused variants")
 
