@@ -13,39 +13,18 @@ from typing import Any
 import pytest
 import requests
 
+from tests.console.models import add_chain, add_model
 from tests.servers import ConchServer
 
-_ECHO = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def initialize(self, args):
-        pb_utils.Logger.log_warn("a warning of the model")
-        print("a line of the model", flush=True)
-
-    def execute(self, requests):
-        inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in inputs]
-"""
-_TENSOR = '{ name: "%s" data_type: TYPE_FP32 dims: [ -1 ] }'
-_CONFIG = f"input [{_TENSOR % 'IN'}] output [{_TENSOR % 'OUT'}]"
-_STEP = """{{ model_name: "echo" model_version: -1
-    input_map {{ key: "IN" value: "{}" }} output_map {{ key: "OUT" value: "{}" }} }}"""
 _KEY = {"Authorization": "Bearer secret"}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
     folder = tmp_path_factory.mktemp("console")
-    for name in ("echo", "chain", "other"):
-        (folder / "models" / name / "1").mkdir(parents=True)
     for name in ("echo", "other"):
-        (folder / "models" / name / "1" / "model.py").write_text(_ECHO)
-        (folder / "models" / name / "config.pbtxt").write_text(f'backend: "python" {_CONFIG}')
-    steps = ", ".join(_STEP.format(source, target) for source, target in (("IN", "MIDDLE"), ("MIDDLE", "OUT")))
-    (folder / "models/chain/config.pbtxt").write_text(
-        f'platform: "ensemble" {_CONFIG} ensemble_scheduling {{ step [ {steps} ] }}'
-    )
+        add_model(folder / "models", name)
+    add_chain(folder / "models", "chain")
     flags = ("--model-control-mode=explicit", "--load-model=chain", "--http-restricted-api=logging:x-admin=yes")
     with ConchServer(folder / "models", *flags, env={"CONCH_API_KEY": "secret"}) as started:
         yield started
