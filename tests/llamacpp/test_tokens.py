@@ -16,8 +16,8 @@ if find_spec("llama_cpp") is None:
 import numpy as np
 import torch
 
+from conch.backends.generation.agreement import verify_gguf
 from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
-from conch.backends.generation.gguf_check import verify_gguf
 from conch.checkpoints.gguf import read_gguf
 from conch.checkpoints.tokenizers.open import open_gguf
 from conch.core.sampling.parameters import Feature, SamplingParams

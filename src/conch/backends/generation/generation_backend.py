@@ -16,10 +16,10 @@ from typing import Any, Final, Protocol
 from conch.backends.base.arrays import Request
 from conch.backends.base.backend_base import BackendBase, quiet_libraries, versioned
 from conch.backends.generation.adapters import CACHE_BYTES, MAX_RANK
+from conch.backends.generation.agreement import NOT_CHECKED, verify_gguf
 from conch.backends.generation.compilation import COMPILE_SECONDS
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.backends.generation.features import INVARIANT_ENGINES, RUN_TIME_ADAPTER_ENGINES, listed
-from conch.backends.generation.gguf_check import NOT_CHECKED, verify_gguf
 from conch.backends.generation.media import MediaSpec
 from conch.backends.generation.options import engine_spec, library_arguments
 from conch.backends.generation.service import GenerationService, RequestState, ResponseBuilder

@@ -16,6 +16,7 @@ from typing import Final
 from conch.backends.base.verification import SLOW_STEP
 from conch.backends.generation.agreement import (
     EXACT,
+    NOT_CHECKED,
     PLAIN,
     QUANTISED,
     Completion,
@@ -48,7 +49,7 @@ def compare(engine: GenerationEngine, spec: EngineSpec, prompts: Sequence[list[i
     except Exception as error:  # transformers may lack the architecture, a quantised layer, or memory
         reason = error.message if isinstance(error, ConchError) else f"{type(error).__name__}: {one_line(error)}"
         _logger.warning("%s was not compared with transformers: %s", spec.source, reason)
-        return f"not checked: {reason}"
+        return f"{NOT_CHECKED}: {reason}"
     return require_agreement(engine, spec.source, _tolerances(engine, spec), completions, scores)
 
 

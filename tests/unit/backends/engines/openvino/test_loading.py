@@ -12,9 +12,9 @@ import pytest
 
 from conch.backends.engines.openvino import gguf_weights
 from conch.backends.engines.openvino.precision import Precision, cache_blocks
+from conch.backends.generation.agreement import verify_gguf
 from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
 from conch.backends.generation.generation_backend import open_engine
-from conch.backends.generation.gguf_check import verify_gguf
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.gguf import read_gguf
 from conch.checkpoints.options import Options

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from conch.backends.batching.decoder import Logits
+from conch.backends.generation.agreement import verify_gguf
 from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
 from conch.backends.generation.generation_backend import open_engine, verify
-from conch.backends.generation.gguf_check import verify_gguf
 from conch.checkpoints.gguf import config_of, read_gguf
 from conch.core.errors import Code, ConchError, invalid
 from conch.core.sampling.parameters import SamplingParams
