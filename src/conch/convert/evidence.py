@@ -20,13 +20,13 @@ RESAMPLES: Final = 400
 Z: Final = 1.959964
 
 
-def bootstrap(count: int, statistic: Callable[[Array], float], resamples: int = RESAMPLES) -> tuple[float, float]:
+def bootstrap(count: int, statistic: Callable[[Array], float]) -> tuple[float, float]:
     """Return the 2.5 and 97.5 percentiles of ``statistic``.
 
     ``statistic`` is a function of the indices of ``count`` samples, drawn with replacement.
     """
     generator = np.random.default_rng(SEED)
-    values = [statistic(generator.integers(0, count, count)) for _ in range(resamples)]
+    values = [statistic(generator.integers(0, count, count)) for _ in range(RESAMPLES)]
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
 

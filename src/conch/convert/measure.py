@@ -141,7 +141,7 @@ def measure(
 def _fill(
     rounds: _Rounds, until: float, clock: Callable[[], float], others: Callable[[], Interference], *, minimum: int
 ) -> None:
-    """Run ``least`` rounds, and more while another ends before ``until``."""
+    """Run ``minimum`` rounds, and more while another ends before ``until``."""
     taken = 0
     while taken < minimum or clock() + rounds.seconds <= until:
         rounds.take(clock, others)

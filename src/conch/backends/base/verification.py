@@ -26,9 +26,9 @@ SLOW_STEP: Final = 0.5
 
 
 def greedy_difference(tokens: Sequence[int], expected_tokens: Sequence[int], logits: Sequence[Any], tie: float) -> str:
-    """Describe the first difference between ``tokens`` and the ``wanted`` ones; empty if there is none.
+    """Describe the first difference between ``tokens`` and ``expected_tokens``; empty if there is none.
 
-    ``logits`` holds the logits ``[vocabulary]`` from which each token of ``wanted`` was chosen. If the logits of two
+    ``logits`` holds the logits ``[vocabulary]`` from which each expected token was chosen. If the logits of two
     different tokens are closer than ``tie``, relative to the greatest absolute logit, they count as equal, and the
     comparison ends there.
     """
@@ -54,10 +54,10 @@ def require_greedy_likeness(
     where: Callable[[list[int]], str],
     **generation: Any,
 ) -> None:
-    """Raise INVALID_ARG if greedy ``answers`` differ from those of ``model.generate`` for each prompt, or it fails.
+    """Raise INVALID_ARG if greedy ``completions`` differ from those of ``model.generate`` for each prompt, or it fails.
 
-    ``answers`` are the sequences of ``prompts`` (token ids) as ``generate`` returns them, with the prompt or the start
-    token. ``where`` describes a prompt in the message; ``generation`` are further arguments of ``generate``.
+    ``completions`` are the sequences of ``prompts`` (token ids) as ``generate`` returns them, with the prompt or the
+    start token. ``where`` describes a prompt in the message; ``generation`` are further arguments of ``generate``.
     """
     import torch
 
@@ -106,7 +106,7 @@ def rounding(precision: str) -> float:
 
 
 def distance(expected: Array, output: Array) -> float:
-    """Return the largest difference relative to the largest value of ``wanted``; ``output`` may have padding rows."""
+    """Return the largest difference relative to the largest value of ``expected``; ``output`` may have padding rows."""
     if output.shape != expected.shape:
         output = output[: len(expected)]
     size = float(np.abs(expected, where=np.isfinite(expected), out=np.zeros_like(expected)).max(initial=0))
@@ -148,9 +148,9 @@ Computation = Callable[[], Any]
 
 
 def require_tensors(model: Any, report: Mapping[str, Any], compute: Computation, source: object) -> None:
-    """Raise INVALID_ARG with the names of missing tensors of ``source`` on which the result of ``answer`` depends.
+    """Raise INVALID_ARG with the names of missing tensors of ``source`` on which the result of ``compute`` depends.
 
-    ``model`` is a PyTorch module, ``report`` the loading report of transformers (``output_loading_info``); ``answer``
+    ``model`` is a PyTorch module, ``report`` the loading report of transformers (``output_loading_info``); ``compute``
     runs the model on an example. If the example cannot be run, every missing tensor counts.
     """
     from torch.nn import Parameter
@@ -262,7 +262,7 @@ def _randomized(tensors: Sequence[Any]) -> Iterator[None]:
 
 
 def _repeatable(compute: Computation) -> Any:
-    """Run ``answer`` with a fixed random seed, for networks that use random numbers."""
+    """Run ``compute`` with a fixed random seed, for networks that use random numbers."""
     import torch
 
     with torch.random.fork_rng():

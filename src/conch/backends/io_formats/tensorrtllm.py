@@ -95,7 +95,7 @@ class _Rows:
     def words(self, name: str, row: int, max_words: int) -> list[list[int]]:
         """Return the token sequences in an input ``[rows or 1, 2, ids]``: token ids, and the end of each sequence.
 
-        Raises INVALID_ARG for another shape, for decreasing ends, and for more than ``most`` sequences.
+        Raises INVALID_ARG for another shape, for decreasing ends, and for more than ``max_words`` sequences.
         """
         if not self.request.has(name) or not len(self.request.inputs[name].data):
             return []

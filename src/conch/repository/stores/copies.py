@@ -101,7 +101,8 @@ class Transfer:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._store.fetch(remote, part, arrived)
                 self._verify(remote, part)
-                _set_time(part, file)
+                if file.modified:
+                    os.utime(part, (file.modified, file.modified))
                 part.rename(target)
                 arrived.correct(file.size)
                 return target
@@ -117,15 +118,12 @@ class Transfer:
         raise AssertionError("unreachable")
 
     def _explained(self, file: RemoteFile, error: Exception) -> ConchError:
-        if isinstance(error, OSError) and error.filename is not None and self._is_ours(error):
+        if isinstance(error, OSError) and str(error.filename).startswith(str(self._folder)):
             return internal(f"{file.path} cannot be written to {self._folder}: {error.strerror}")
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return internal(f"{file.path} cannot be written to {self._folder}: {os.strerror(error.errno)}")
         problem = self._store.explain(error)
         return ConchError(f"{file.path} cannot be downloaded: {problem.message}", problem.code)
-
-    def _is_ours(self, error: OSError) -> bool:
-        return str(error.filename).startswith(str(self._folder))
 
     def _check_cancelled(self) -> None:
         if self._given_up.is_set() or self._pool.closed.is_set():
@@ -173,11 +171,6 @@ class _Arrival:
             self._report(missing)
         except ConchError:
             pass  # aborted; the caller checks for it
-
-
-def _set_time(path: Path, file: RemoteFile) -> None:
-    if file.modified:
-        os.utime(path, (file.modified, file.modified))
 
 
 def _digest(stream: Any, algorithm: str, size: int) -> str:
