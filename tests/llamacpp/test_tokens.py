@@ -91,10 +91,11 @@ def test_greedy_tokens_alone_are_those_of_llama_cpp(
             assert greedy(engine, [prompt])[0] == best(logits)
 
 
+@pytest.mark.parametrize("kv_unified", ["true", "false"])
 def test_greedy_tokens_in_a_busy_batch_are_those_of_llama_cpp_but_for_ties(
-    path: Path, prompts: list[list[int]], expected: list[list[Any]]
+    path: Path, prompts: list[list[int]], expected: list[list[Any]], kv_unified: str
 ) -> None:
-    with opened(path) as engine:
+    with opened(path, max_sequences=8, arguments={"kv_unified": kv_unified}) as engine:
         for id, completion in greedy(engine, prompts).items():
             for token, logits in zip(completion, expected[id], strict=True):
                 if token != logits.argmax():
@@ -174,12 +175,13 @@ def test_penalties_and_bias_change_the_tokens(engine: GenerationEngine, prompts:
     assert len(set(penalised)) > len(set(repeating))
 
 
-def test_prefix_is_reused_and_gives_the_same_tokens(path: Path, prompts: list[list[int]]) -> None:
+@pytest.mark.parametrize("kv_unified", ["true", "false"])
+def test_prefix_is_reused_and_gives_the_same_tokens(path: Path, prompts: list[list[int]], kv_unified: str) -> None:
     prompt = prompts[-1]
     with opened(path, prefix_caching=False) as engine:
         (without,) = greedy(engine, [prompt]).values()
         assert engine.usage().prefix_hits == 0
-    with opened(path) as engine:
+    with opened(path, max_sequences=4, arguments={"kv_unified": kv_unified}) as engine:
         first, second = (greedy(engine, [prompt])[0] for _ in range(2))
         assert engine.usage().prefix_hits > len(prompt) // 2
         branch = [*prompt[: len(prompt) // 2], *prompts[0]]

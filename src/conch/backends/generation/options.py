@@ -31,6 +31,9 @@ LLAMACPP_PARAMETERS: Final = (
     Parameter("type_k", CACHE_VALUES, "`f16`", "engine `llamacpp`: the type of keys in the KV cache"),
     Parameter("type_v", CACHE_VALUES, "`f16`", "engine `llamacpp`: the type of values in the KV cache"),
     Parameter("flash_attn", "`auto`, `on`, `off`", "`auto`", "engine `llamacpp`: flash attention"),
+    Parameter(
+        "kv_unified", "`true`, `false`", "`true`", "engine `llamacpp`: whether all sequences share the whole KV cache"
+    ),
 )
 
 GENERATION_PARAMETERS: Final = (

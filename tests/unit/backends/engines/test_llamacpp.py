@@ -149,6 +149,14 @@ def test_each_sequence_has_a_cache_of_its_own_if_results_must_not_depend_on_othe
     assert (parameters.n_seq_max, parameters.n_ctx, parameters.kv_unified) == (5, 5 * 512, False)
 
 
+def test_rows_of_separate_caches_come_in_the_order_of_the_chunks(tmp_path: Path) -> None:
+    decoder = LlamaDecoder(spec(tmp_path, cache_tokens=2048, max_sequences=4, arguments={"kv_unified": "False"}))
+    parameters = llama_cpp.contexts[-1].parameters
+    assert (decoder.slots, parameters.n_seq_max, parameters.kv_unified) == (4, 4, False)
+    logits = decoder.run([Chunk(2, 0, [9]), Chunk(3, 0, [1], wanted=0), Chunk(0, 0, [5, 6, 7], wanted=2)])
+    assert best(logits) == [9, 11, 18]
+
+
 def test_slots_of_a_recurrent_model_are_the_sequences_of_the_batch(tmp_path: Path) -> None:
     decoder = LlamaDecoder(spec(tmp_path, "recurrent", max_sequences=3))
     assert not decoder.rewinds

@@ -4,7 +4,8 @@ llama.cpp assigns cells of the cache to tokens, and a cell may belong to several
 batcher therefore only count: sequences never need more cells than their blocks have.
 
 The order in which attention adds up tokens follows from their cells. If results must not depend on other sequences,
-each slot has a part of the cache of its own, which it fills from the start.
+or if ``kv_unified`` is false, each slot has a part of the cache of its own, which it fills from the start. In a cache
+that all share, attention passes over the cells of the other sequences, which takes time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, Final
@@ -69,7 +71,7 @@ class LlamaDecoder(Decoder):
         most = int(module.llama_max_parallel_sequences())
         if sequences > most:
             raise invalid(f"parameter 'max_num_seqs' is {sequences}; llama.cpp has at most {most} sequences")
-        self._separate = spec.batch_invariant
+        self._separate = not arguments.kv_unified
         # Every slot of a recurrent model has memory of its own, too; those of others only share the cache.
         self.slots = most if self.rewinds and not self._separate else sequences
         context = spec.context or int(module.llama_model_n_ctx_train(self._model))
@@ -95,7 +97,10 @@ class LlamaDecoder(Decoder):
 
     def run(self, chunks: Sequence[Chunk], adapter: str = "") -> Logits:
         self._use(adapter)
-        rows = self._batch.fill(chunks)
+        slots = [chunk.slot for chunk in chunks]
+        # Only neighbours in a separated cache are computed together.
+        ordered = sorted(chunks, key=attrgetter("slot")) if self._separate else chunks
+        rows = self._batch.fill(ordered)
         module = self._llama.module
         status = int(module.llama_decode(self._context, self._batch.struct))
         if status:
@@ -104,6 +109,10 @@ class LlamaDecoder(Decoder):
         if not rows:
             return np.empty((0, self.vocabulary), np.float32)
         logits: Logits = np.ctypeslib.as_array(module.llama_get_logits(self._context), (rows, self.vocabulary))
+        if self._separate and slots != sorted(slots):
+            ends = np.cumsum([chunk.wanted for chunk in ordered])
+            end_of = dict(zip(sorted(slots), ends, strict=True))
+            logits = logits[np.concatenate([np.arange(-chunk.wanted, 0) + end_of[chunk.slot] for chunk in chunks])]
         return logits
 
     def share(self, source: int, target: int, tokens: int, copied: tuple[int, int] | None) -> None:
@@ -268,7 +277,7 @@ def open_context(
     parameters.offload_kqv = parameters.op_offload = spec.device == "cuda"
     # Sequences of a unified cache may have any length and share cells; layers with a sliding window keep all tokens, so
     # that sequences can be shortened and shared.
-    parameters.kv_unified, parameters.swa_full = not spec.batch_invariant, True
+    parameters.kv_unified, parameters.swa_full = arguments.kv_unified or pooling is not None, True
     what = f"engine 'llamacpp' cannot serve {spec.source}"
     return llama.checked(what, lambda: module.llama_init_from_model(model, parameters))
 

@@ -35,6 +35,7 @@ CACHE_TYPES: Final[Mapping[str, tuple[int, float]]] = {
 }  # fmt: skip
 _CACHE_OF_DTYPE: Final = {"auto": "f16", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _FLASH_ATTENTION: Final = {"auto": -1, "off": 0, "on": 1}
+_FLAGS: Final = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Arguments:
 
     ``n_gpu_layers`` is the number of layers on the GPU (-1: all), ``n_ubatch`` the number of tokens that are computed
     at once (0: the default), ``type_k`` and ``type_v`` are the types of the KV cache, and ``flash_attn`` is a value of
-    ``llama_flash_attn_type``.
+    ``llama_flash_attn_type``. Without ``kv_unified``, each sequence has an equal part of the KV cache.
     """
 
     n_gpu_layers: int
@@ -51,6 +52,7 @@ class Arguments:
     type_k: str
     type_v: str
     flash_attn: int
+    kv_unified: bool
 
     @classmethod
     def of(cls, spec: EngineSpec) -> Arguments:
@@ -66,6 +68,7 @@ class Arguments:
             _choice(given, "type_k", cache, CACHE_TYPES),
             _choice(given, "type_v", cache, CACHE_TYPES),
             _FLASH_ATTENTION[_choice(given, "flash_attn", "auto", _FLASH_ATTENTION)],
+            _FLAGS[_choice(given, "kv_unified", "true", _FLAGS)] and not spec.batch_invariant,
         )
 
 
