@@ -16,7 +16,10 @@ DOCS: Final = Path(__file__).parent
 DASHBOARD: Final = DOCS.parent / "deploy/monitoring/dashboard.json"
 sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belong to the tests
 
+import click  # noqa: E402
+
 from conch.backends.generation import features  # noqa: E402
+from conch.cli import conch  # noqa: E402
 from conch.deploy.dashboard import dashboard  # noqa: E402
 from conch.deploy.ray.options import RayCommandOptions  # noqa: E402
 from conch.frontends.http.openapi.operations import OPERATIONS  # noqa: E402
@@ -35,6 +38,8 @@ from tests.conformance import differences  # noqa: E402
 _TABLE: Final = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 #: What would be a tag in Markdown: ``<name>`` and what belongs to it.
 _FORM: Final = re.compile(r"(\S*<\S*[^\s,.;:])")
+#: A text of ``--help``, and what click adds to it.
+_EXTRA: Final = re.compile(r"(.*?)(?:\s*\[([^\[\]]*)\])?")
 Row = Iterable[str]
 
 
@@ -107,6 +112,50 @@ def _flags_and_meaning(option: Option) -> list[str]:
     return [flags, _FORM.sub(r"`\1`", option.description.removesuffix("."))]
 
 
+#: The pages of commands with so many options that they have tables of their own, with groups.
+_ELSEWHERE: Final = {
+    "conch serve": "[flags.md](flags.md)",
+    "conch perf": "[perf.md](perf.md)",
+    "conch analyze profile": "[analyze_settings.md](analyze_settings.md)",
+    "conch deploy ray": "[ray.md](ray.md)",
+}
+
+
+def _commands() -> str:
+    """A section for each command, with its summary and its arguments and options."""
+    sections = []
+    for name, command in _leaves("conch", conch):
+        context = click.Context(command, info_name=name)
+        summary = (command.help or "").strip().partition("\n\n")[0].replace("\n", " ")
+        if name in _ELSEWHERE:
+            options = f"Its options are on {_ELSEWHERE[name]}.\n"
+        else:
+            records = (param.get_help_record(context) for param in command.params)
+            rows = ([f"`{flags}`", _meaning(text)] for flags, text in filter(None, records))
+            options = _table(["argument or option", "meaning"], rows)
+        sections.append(f"## {name}\n\n{summary}\n\n{options}")
+    return "\n".join(sections)
+
+
+def _meaning(text: str) -> str:
+    """Return the text of ``--help``, with the default and range that it has in brackets in parentheses."""
+    text, extra = _EXTRA.fullmatch(text.replace("<=2147483647", "").replace("\n", " ")).groups()  # type: ignore[union-attr]
+    parts = [text.removesuffix("."), *([f"({extra})"] if extra else [])]
+    return " ".join(_FORM.sub(r"`\1`", part) for part in parts if part)
+
+
+def _leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """Yield the commands that do something, by their names: groups are replaced by their members."""
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    context = click.Context(command, info_name=name)
+    for member in command.list_commands(context):
+        found = command.get_command(context, member)
+        assert found is not None
+        yield from _leaves(f"{name} {member}", found)
+
+
 def _analyze_unsupported(reasons: Mapping[str, str]) -> Callable[[], str]:
     return lambda: _table(["model analyzer's option", "why"], ([f"`{name}`", why] for name, why in reasons.items()))
 
@@ -157,6 +206,7 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "perf options": _options_of(PerfOptions),
     "ray options": _options_of(RayCommandOptions),
     "flags": _flags,
+    "commands": _commands,
     "accepted flags": _accepted_flags,
     "renamed flags": _renamed_flags,
     "requests": _metrics_of(families.COUNTS, families.DURATIONS, families.GAUGES),

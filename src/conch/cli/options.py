@@ -132,7 +132,7 @@ def _type(option: Option) -> click.ParamType[Any]:
             exists=option.existing, file_okay=kind != "directories", dir_okay=kind != "files", path_type=Path
         )
     low, high, above = option.range or (None, inf, False)
-    if option.kind is int:
+    if option.kind is int and option.range is not None:
         return click.IntRange(None if low is None else int(low), None if high == inf else int(high))
     if option.kind is float:
         return FiniteRange(low, None if high == inf else high, min_open=above)

@@ -6,9 +6,10 @@ import subprocess
 import sys
 from types import ModuleType
 
+import click
 import pytest
 
-from conch.cli import main
+from conch.cli import conch, main
 from conch.core.errors import ConchError
 from conch.options.settings import OPTIONS, Settings, parse
 from conch.options.triton_values import Resource, Restriction, Setting
@@ -238,6 +239,14 @@ def test_common_options_head_the_help(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--model-repository" in common
     assert "--http-port N" in common
     assert "--host-policy" not in common
+
+
+def test_a_number_without_a_range_has_none_in_its_description() -> None:
+    context = click.Context(conch)
+    command = conch.get_command(context, "convert")
+    assert command is not None
+    records = [parameter.get_help_record(context) for parameter in command.params]
+    assert not [text for _, text in filter(None, records) if "None" in text]
 
 
 def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
