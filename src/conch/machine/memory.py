@@ -63,15 +63,15 @@ def seconds_throttled(process: int | str = "self", root: Path = Path("/")) -> fl
     A group is throttled while its CPU quota is used up. The time counts from the creation of each group. Source:
     ``throttled_usec`` of ``cpu.stat`` (``throttled_time`` in version 1 of control groups); 0 if missing.
     """
-    return sum(limits("cpu", _microseconds, _nanoseconds, root, process))
-
-
-def _microseconds(group: Path) -> float | None:
-    return _read(group, "throttled_usec", 1e-6)
-
-
-def _nanoseconds(group: Path) -> float | None:
-    return _read(group, "throttled_time", 1e-9)
+    return sum(
+        limits(
+            "cpu",
+            lambda group: _read(group, "throttled_usec", 1e-6),
+            lambda group: _read(group, "throttled_time", 1e-9),
+            root,
+            process,
+        )
+    )
 
 
 def _read(group: Path, name: str, unit: float) -> float | None:
@@ -125,7 +125,12 @@ def usable_memory(root: Path = Path("/")) -> int:
 
 def memory_limit(total: int, root: Path = Path("/")) -> int:
     """Return the lowest control group limit of this process (bytes) below ``total``; 0 if there is none."""
-    bounds = limits("memory", lambda group: _number(group / "memory.max"), _limit_v1, root)
+    bounds = limits(
+        "memory",
+        lambda group: _number(group / "memory.max"),
+        lambda group: _number(group / "memory.limit_in_bytes"),
+        root,
+    )
     return min((int(limit) for limit in bounds if limit < min(_UNLIMITED, total)), default=0)
 
 
@@ -146,10 +151,6 @@ def read_size(text: str, whole: int) -> int:
 def mebibytes(size: int) -> str:
     """Format a size (bytes) as ``412 MiB`` or ``13.5 GiB``."""
     return f"{size / (1 << 30):.1f} GiB" if size >= 10 << 30 else f"{round(size / (1 << 20))} MiB"
-
-
-def _limit_v1(group: Path) -> float | None:
-    return _number(group / "memory.limit_in_bytes")
 
 
 def _available_v2(group: Path) -> float | None:

@@ -23,7 +23,6 @@ from conch.core.errors import ConchError, clipped, invalid, not_found, unsupport
 #: The defaults of the parameters ``lora_cache_bytes`` and ``max_lora_rank``.
 CACHE_BYTES: Final = 1 << 30
 MAX_RANK: Final = 256
-#: The engines that load adapters at run time.
 
 Done = Callable[[ConchError | None], None]
 

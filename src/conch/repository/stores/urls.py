@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from conch.core.errors import ConchError, invalid
+from conch.core.errors import invalid
 
 #: Valid forms of a URL, by scheme.
 FORMS: Final = {
@@ -119,11 +119,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def _check(text: str, scheme: str, valid: object) -> None:
     if not valid:
-        raise _malformed(text, scheme)
-
-
-def _malformed(text: str, scheme: str) -> ConchError:
-    return invalid(f"model repository {text!r} is not a valid URL of its kind: give {FORMS[scheme]}")
+        raise invalid(f"model repository {text!r} is not a valid URL of its kind: give {FORMS[scheme]}")
 
 
 def _forms() -> str:
