@@ -148,7 +148,8 @@ def backend_of(name: str, parameters: Mapping[str, str]) -> Backend:
     """
     if name == "huggingface" and parameters.get("task") == TEXT_GENERATION:
         return _GENERATION
-    running = BACKENDS.get(parameters.get("backend", "")) if name == "remote" else None
-    if running is not None:
+    there = parameters.get("backend", "")
+    if name == "remote" and there in BACKENDS and there != "remote":
+        running = backend_of(there, parameters)
         return replace(BACKENDS[name], on_request=running.on_request, by_row=running.by_row)
     return BACKENDS[name]

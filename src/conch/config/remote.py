@@ -23,6 +23,8 @@ REMOTE: Final = "remote"
 ONLY_VERSION: Final = 1
 #: The parameter with the backend that runs the model on the other server.
 _BACKEND: Final = "backend"
+#: The parameter with the task of a checkpoint there.
+_TASK: Final = "task"
 #: A value of ``version`` that means the version of the local model.
 SAME_VERSION: Final = -2
 
@@ -53,6 +55,12 @@ PARAMETERS: Final = ParameterTable(
             "a backend's name",
             "as on the servers",
             "the backend that runs the model on the servers; its rules apply to requests and responses",
+        ),
+        Parameter(
+            "task",
+            "a task of Hugging Face",
+            "as on the servers",
+            "the task of the model's checkpoint on the servers, if it has one",
         ),
         Parameter(
             "connect_timeout_secs",
@@ -169,6 +177,8 @@ def take_over(config: ModelConfig, theirs: ModelConfig) -> None:
     runs_there = parameters(theirs).get(_BACKEND, "") if is_remote(theirs) else theirs.backend
     if runs_there and _BACKEND not in config.parameters:
         config.parameters[_BACKEND].string_value = runs_there
+    if (task := parameters(theirs).get(_TASK)) and _TASK not in config.parameters:
+        config.parameters[_TASK].string_value = task
     if scheduler(theirs) == "sequence_batching" and not scheduler(config):
         idle = theirs.sequence_batching.max_sequence_idle_microseconds
         config.sequence_batching.max_sequence_idle_microseconds = idle

@@ -205,6 +205,13 @@ def test_responses_and_messages_of_a_remote_model(back: ConchServer, front: Conc
     body = {"model": name, "messages": conversation, "max_tokens": 4, "temperature": 0}
     message = post(front.http, "/v1/messages", body).json()
     assert message["content"] == [{"type": "text", "text": second.output_text}]
+    assert second.usage is not None
+    usage = alone["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (second.usage.input_tokens, 4)
+    read = message["usage"]["cache_read_input_tokens"] or 0
+    assert message["usage"]["input_tokens"] + read == usage["prompt_tokens"]
+    counted = post(front.http, "/v1/messages/count_tokens", {"model": name, "messages": conversation}).json()
+    assert counted == {"input_tokens": usage["prompt_tokens"]}
 
 
 def test_images_of_a_model_with_an_adapter(back: ConchServer) -> None:

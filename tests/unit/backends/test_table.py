@@ -12,3 +12,9 @@ def test_a_remote_model_answers_as_its_backend_there(there: str) -> None:
     found, model = backend_of("remote", {"backend": there}), BACKENDS.get(there, BACKENDS["remote"])
     assert (found.by_row, found.on_request) == (model.by_row, model.on_request)
     assert not (found.implementation or found.prepares or found.generates)
+
+
+def test_a_remote_model_that_generates_text_counts_its_tokens() -> None:
+    parameters = {"backend": "huggingface", "task": "text-generation"}
+    assert "num_input_tokens" not in (backend_of("remote", parameters).on_request or ())
+    assert backend_of("remote", {"backend": "remote"}) == BACKENDS["remote"]
