@@ -63,7 +63,7 @@ def test_words_alone_have_no_segments() -> None:
     document = orjson.loads(body("verbose_json", [{"text": " Hello.", "start": 0, "end": 1}], "word"))
     assert document["words"] == [{"word": "Hello.", "start": 0.0, "end": 1.0}]
     assert "segments" not in document
-    assert (document["text"], document["duration"]) == ("Hello.", None)
+    assert (document["text"], document["duration"]) == ("Hello.", 1.0)
 
 
 @pytest.mark.parametrize("chunks", [[{"text": "a"}], {"text": "a"}, [1], [{"text": "a", "start": "x", "end": 1}]])
