@@ -25,6 +25,7 @@ class Operation(NamedTuple):
 _HEALTH, _INFER, _MODELS = "Health and metadata", "Inference", "Model repository"
 _SETTINGS, _REGIONS = "Logging and tracing", "Shared memory"
 _OPENAI, _ANTHROPIC, _SPEECH = "OpenAI", "Anthropic", "Speech"
+_CONSOLE: Final = "Console (may change between versions)"
 _EMBED, _RANK, _TOKENS = "Embeddings", "Ranking and classification", "Tokenizer"
 
 #: The operations of TEI below a model, by the name of the path.
@@ -134,4 +135,10 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/info"): Operation(_HEALTH, "Describe a model for retrieval (TEI)", "", "Info"),
     ("GET", "/openapi.json"): Operation(_HEALTH, "Return this document", "", "Any"),
     ("GET", "/docs"): Operation(_HEALTH, "Show this document as a page"),
+    ("GET", "/console/events"): Operation(_CONSOLE, "Return the overview, as a stream of events", streams=True),
+    ("GET", "/console/models/{model}"): Operation(_CONSOLE, "Return a model's configuration and verdict", "", "Any"),
+    ("GET", "/console/models/{model}/statistics"): Operation(
+        _CONSOLE, "Return a model's statistics, workers and times of steps", "", "Any"
+    ),
+    ("GET", "/console/models/{model}/log"): Operation(_CONSOLE, "Return the last log lines about a model", "", "Any"),
 }  # fmt: skip
