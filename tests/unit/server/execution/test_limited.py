@@ -11,8 +11,8 @@ from conch.options.triton_values import Resource
 from conch.server.execution.starting import WorkerPlacement
 from conch.server.schedulers.rate_limiter import InstanceRateLimiter
 from tests.unit.fake_clock import settle
+from tests.unit.server.execution.test_limits_fuzz import Engine, OneModel, SequenceModel
 from tests.unit.server.fakes import Answers, FakeWorker
-from tests.unit.server.test_limits_fuzz import Engine, OneModel, SequenceModel
 
 
 async def send(model: OneModel, value: int = 0) -> InferRequest:
