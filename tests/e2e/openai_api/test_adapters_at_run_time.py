@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from transformers import LlamaConfig
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from tests.checkpoints import train_tokenizer, write_adapter, write_checkpoint
 from tests.conformance.raw import Reply, Request, get, send
@@ -149,6 +152,30 @@ def test_the_repository_api_loads_adapters(server: ConchServer) -> None:
         assert server_post(server, f"{models}/load", {"parameters": wrong}).status == 400
     assert server_post(server, f"{models}/unload", {"parameters": {"lora_name": "green"}}).status == 200
     assert complete(server, "green") == 404
+    assert complete(server, "llama") == complete(server, "fixed")
+
+
+def test_grpc_loads_adapters(server: ConchServer) -> None:
+    def load(**values: str) -> None:
+        request = pb.RepositoryModelLoadRequest(model_name="llama")
+        for name, value in values.items():
+            request.parameters[name].string_param = value
+        stub.RepositoryModelLoad(request, timeout=30)
+
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+        load(lora_name="grey", lora_path="3")
+        assert complete(server, "grey") == complete(server, "f3")
+        load(lora_name="grey", lora_path="4")
+        assert complete(server, "grey") == complete(server, "f4")
+        for wrong in ({"lora_name": "grey"}, {"lora_name": "grey", "lora_path": ".."}):
+            with pytest.raises(grpc.RpcError) as refused:
+                load(**wrong)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        request = pb.RepositoryModelUnloadRequest(model_name="llama")
+        request.parameters["lora_name"].string_param = "grey"
+        stub.RepositoryModelUnload(request, timeout=30)
+    assert complete(server, "grey") == 404
     assert complete(server, "llama") == complete(server, "fixed")
 
 
