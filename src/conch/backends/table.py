@@ -36,8 +36,8 @@ class Backend:
 
     ``shared``: instances on one device are threads of one worker and share the weights; otherwise each instance has its
     own worker. ``prepares``: the worker decodes waiting requests and reports their lengths, and the server batches them
-    by length. ``on_request``: outputs that a response has only if the request names them; None if another server knows
-    which these are. ``generates``: the worker takes requests one by one into a batch that changes at every step.
+    by length. ``on_request``: outputs that a response has only if the request names them; None if only another server
+    has this information. ``generates``: the worker takes requests one by one into a batch that changes at every step.
 
     ``request_parameters``: the allowed request parameters; None leaves them to the model, as in Triton. ``by_row``:
     ``generate`` takes several texts and returns a value for each, instead of one flat list as in Triton.

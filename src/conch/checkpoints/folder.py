@@ -289,7 +289,7 @@ class Checkpoint:
         )
         self.max_length = limit or DEFAULT_MAX_LENGTH
         truncation = self.options.truncation
-        # Nothing says that the rest of a text may be left out if the limit is our own.
+        # If the limit is our own, nothing permits the rest of a text to be left out.
         self.refuses_long_texts = truncation == "refuse" or (truncation == "auto" and not limit)
 
     def has(self, *names: str) -> bool:
@@ -354,7 +354,7 @@ class Checkpoint:
 
     @property
     def openvino_problem(self) -> str:
-        """Why engine ``openvino`` cannot serve the GGUF file; empty if it can, and for a folder."""
+        """The reason why engine ``openvino`` cannot serve the GGUF file; empty if it can, and for a folder."""
         if self.gguf is None:
             return ""
         return openvino_problem(
@@ -365,7 +365,7 @@ class Checkpoint:
 
     @property
     def llamacpp_problem(self) -> str:
-        """Why engine ``llamacpp`` cannot serve the GGUF file; empty for a folder, and if nothing is known to fail."""
+        """The reason why engine ``llamacpp`` cannot serve the GGUF file; empty for a folder, and if there is none."""
         return "" if self.gguf is None else llamacpp_problem(self.gguf, self.options.adapters.values())
 
     def _gguf_engine(self) -> str:
@@ -388,7 +388,7 @@ class Checkpoint:
 
     @property
     def reads_media(self) -> bool:
-        """Whether it generates text from images or sound, with a processor of its own."""
+        """Whether it generates text from images or sound, with its own processor."""
         kind = self.config.get("model_type")
         files = ("processor_config.json", "preprocessor_config.json")
         return (

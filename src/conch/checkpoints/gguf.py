@@ -192,7 +192,7 @@ class _Reader:
         self._size = len(content)
         self._at = len(_MAGIC)
         self._items = 0
-        #: What is being read, for messages.
+        #: The part that is being read, for messages.
         self._field = "the header"
 
     def read(self) -> GgufFile:

@@ -18,7 +18,7 @@ _EMBEDDING: Final = "token_embd.weight"
 _BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 _FULL: Final = ("attn_norm", "ffn_norm")
 _GATED: Final = ("ffn_gate",)
-#: Tensors of each layer by llama.cpp's name of the architecture, besides attention, ``ffn_up`` and ``ffn_down``.
+#: Tensors of each layer by llama.cpp's name of the architecture, except attention, ``ffn_up`` and ``ffn_down``.
 #: Architectures that are not listed are not checked layer by layer.
 _LAYER: Final[Mapping[str, Sequence[str]]] = {
     "llama": (*_FULL, *_GATED),
@@ -138,7 +138,7 @@ def _shapes(file: GgufFile, name: str, layer: int, layers: int, width: _Size) ->
 
 
 def _require_shape(file: GgufFile, name: str, sizes: Sequence[_Size | None]) -> None:
-    """Raise INVALID_ARG unless the file has the tensor with these sizes; None stands for any size."""
+    """Raise INVALID_ARG unless the file has the tensor with these sizes; None means any size."""
     tensor = file.tensors.get(name)
     if tensor is None:
         raise invalid(f"{file.path} lacks tensor '{name}'")

@@ -21,7 +21,7 @@ from conch.core.errors import invalid
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """How an architecture differs from Llama, besides its tensors and metadata.
+    """The differences of an architecture from Llama, except those in its tensors and metadata.
 
     ``rotary`` defines which numbers of a head are rotated together: ``neighbours``, or the first ones of both
     ``halves``, and so on. ``gelu`` is the activation instead of SiLU. ``normalized_experts`` divides the weights of the

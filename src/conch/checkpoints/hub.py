@@ -29,7 +29,7 @@ MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
-#: The files of a checkpoint besides its weights.
+#: The files of a checkpoint except its weights.
 SMALL_FILES: Final = (
     "*.json",
     "*.txt",

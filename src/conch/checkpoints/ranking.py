@@ -56,7 +56,7 @@ _WITHOUT_EFFECT: Final = frozenset(
 
 @dataclass(slots=True)
 class RankingPlan:
-    """How a checkpoint scores pairs, as far as its configuration tells; determined without reading weights.
+    """The method by which a checkpoint scores pairs, as far as its configuration shows; reads no weights.
 
     ``causal`` is true for a causal language model, whose score is the logit of ``true_id`` minus that of ``false_id``
     (None: only the first) after a pair. ``messages`` is the format of chat messages, ``flat`` or ``structured``, if a

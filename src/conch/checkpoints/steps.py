@@ -281,7 +281,7 @@ def largest(vectors: Array, count: int) -> Array:
 
 
 def _mask(module: Module, vocabulary: Vocabulary) -> Step:
-    """Return the step that selects the tokens of a text whose vectors count."""
+    """Return the step that selects the tokens of a text whose vectors are used."""
     skipped = vocabulary.ids(module.config.get("skiplist_words") or ())
     tasks = module.config.get("skiplist_tasks") or ["document"]
     tasks = [tasks] if isinstance(tasks, str) else tasks
@@ -343,7 +343,7 @@ def _clusters(checkpoint: Checkpoint, module: Module) -> Step:
 
 
 def finish(model: EmbeddingModel, vectors: Array) -> Array:
-    """Truncate dense vectors ``[n, size]`` after all modules, and normalize them if the model's options say so."""
+    """Truncate dense vectors ``[n, size]`` after all modules, and normalize them if the model's options require it."""
     if model.truncate_dim:
         vectors = vectors[:, : model.truncate_dim]
     return normalized(vectors) if model.normalize else vectors

@@ -91,7 +91,7 @@ CONVERSATIONAL: Final = frozenset({
     "internvl", "lfm2_vl", "llava", "llava_next", "llava_onevision", "mistral3", "ovis2", "paligemma", "qwen2_audio",
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava",
 })  # fmt: skip
-#: What model cards name their task.
+#: The names of tasks in model cards.
 _CHATS: Final = frozenset({"", "transformers", "image-text-to-text", "audio-text-to-text", "any-to-any"})
 
 #: The class of sentence-transformers for pairs of texts, and the architecture in folders of Stanford's ColBERT.

@@ -1,6 +1,7 @@
 """``conch init``: creates a working model, with a test, as a starting point.
 
-The templates are model repositories, in which ``NAME`` in a path and ``${name}`` in a file stand for the model's name.
+The templates are model repositories, in which ``NAME`` in a path and ``${name}`` in a file are replaced by the model's
+name.
 """
 
 from __future__ import annotations

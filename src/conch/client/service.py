@@ -206,7 +206,7 @@ class InferenceService(ABC):
     ) -> ResultStream:
         """Send a request as ``generate`` does and stream its responses.
 
-        A model with an input ``stream`` is asked to stream unless ``stream=False`` is given.
+        A model with an input ``stream`` gets it as true unless ``stream=False`` is given.
         """
         deadline = Deadline.after(timeout)
         number = version_number(version)

@@ -14,7 +14,7 @@ from conch.core.errors import Code, ConchError
 
 
 class ConnectionFailedError(ConchError):
-    """No response, because the connection failed; the server at ``address`` is named in the message unless it is empty.
+    """No response, because the connection failed; the message names the server at ``address`` unless it is empty.
 
     Over gRPC, also the server's own error UNAVAILABLE, which looks the same.
     """

@@ -45,7 +45,7 @@ _INT64 = {
     FieldDescriptor.TYPE_SFIXED64,
 }
 _FLOAT = Struct("<f")
-#: Exceptions besides ParseError that malformed JSON raises. Text from clients must not stop the server.
+#: Exceptions other than ParseError that malformed JSON raises. Text from clients must not stop the server.
 _PARSER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 

@@ -221,7 +221,7 @@ def _origin_problems(config: ModelConfig, step_configs: Mapping[str, ModelConfig
     """Yield an error for tensors that cannot be paired because they come from different decoupled steps.
 
     Inputs of one step, and the outputs of the ensemble, must have the same origin. Tensors that do not come from a
-    decoupled step share an origin of their own.
+    decoupled step share a separate origin.
     """
     subject = f"in ensemble {config.name}, step of model"
     reason = "receives inputs originated from different decoupled models"

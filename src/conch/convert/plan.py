@@ -34,7 +34,7 @@ class Plan(ConversionOptions):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """The precisions to build besides fp32."""
+        """The precisions to build in addition to fp32."""
         if not self.quantize:
             return ("int8",) if {"onnx", "openvino"} & set(self.engines) else ()
         return tuple(precision for precision in self.quantize if precision != "none")

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-#: The cost of a run besides its tokens, in tokens. Measured with MiniLM on two cores (OpenVINO, int8): about 1 ms per
-#: run and 21 µs per token.
+#: The fixed cost of a run, in tokens. Measured with MiniLM on two cores (OpenVINO, int8): about 1 ms per run
+#: and 21 µs per token.
 OVERHEAD: Final = 48
 #: Tokens of a batch without ``max_batch_tokens`` in the configuration. Larger batches only increase latency: measured
 #: with MiniLM, two cores compute as many tokens per second at 512 as at 4096.

@@ -1,4 +1,4 @@
-"""Environment variables that several packages know."""
+"""Environment variables that several packages use."""
 
 from typing import Final
 

@@ -309,7 +309,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """How to write the artifact, and the files beside it by name; ``programs`` are the executable ones.
+    """The function that writes the artifact, and the other files by name; ``programs`` are the executable ones.
 
     ``artifact`` is its name in the output. ``pack`` is called with its path and the contents of the repository, then
     ``texts`` with its size (bytes). ``run_locally`` runs the written files as the platform does.

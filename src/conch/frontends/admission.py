@@ -1,6 +1,6 @@
 """Limits the number of connections: ``--max-connections`` and the limit of open files.
 
-All front ends share one ``Admission`` on the event loop. A few connections above the limit may ask for the server's
+All front ends share one ``Admission`` on the event loop. A few connections above the limit may request the server's
 health, so that clients can tell a full server from a hung one. Some descriptors are reserved for workers and files. The
 operating system always assigns the lowest free descriptor, so the number of a new one shows how many are in use.
 """
@@ -20,7 +20,7 @@ from conch.telemetry.traffic import ConnectionCounts, Protocol
 
 LOG = logging.getLogger("conch")
 
-#: Connections above the limit that may ask for the server's health.
+#: Connections above the limit that may request the server's health.
 FOR_HEALTH: Final = 16
 #: Descriptors reserved for workers, files and helpers; an eighth of the limit if that is less.
 FOR_OTHERS: Final = 128

@@ -18,7 +18,7 @@ from conch.core.errors import ConchError, invalid, one_line
 from conch.core.variables import API_KEY
 
 LOG = logging.getLogger("conch")
-#: How often a request looks whether the file has changed (s).
+#: The minimum time between two checks whether the file has changed (s).
 LOOK_SECONDS: Final = 1.0
 #: The name of the key in the environment.
 _NAME_OF_VARIABLE: Final = "default"
@@ -26,7 +26,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 #: Characters that an HTTP header can have.
 _KEY: Final = re.compile(r"[!-~]+")
 _BEARER: Final = b"bearer "
-#: What a request without a valid key is told.
+#: The error for a request without a valid key.
 REFUSAL: Final = "This server requires an API key, as 'Authorization: Bearer <key>'; it is missing or unknown"
 
 

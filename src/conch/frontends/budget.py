@@ -25,7 +25,7 @@ from conch.telemetry.traffic import BYTES_IN_FLIGHT, MAX_BYTES_IN_FLIGHT, REFUSE
 
 #: A body up to this size (bytes) continues when the budget is exhausted, unless the budget is ``overdrawn``.
 SMALL: Final = 16 << 10
-#: How long waiting bodies may make no progress before the youngest are refused (s).
+#: The time without progress after which the youngest of the waiting bodies are refused (s).
 STALL_TIMEOUT: Final = 5.0
 #: Bytes assumed for each body that continues, before the next one may continue.
 _ASSUMED_SIZE: Final = 256 << 10

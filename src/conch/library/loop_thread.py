@@ -16,7 +16,7 @@ from conch.machine.threads import LastingExecutor
 
 T = TypeVar("T")
 
-#: How long a thread waits before it checks for signals (s).
+#: The time between two checks for signals (s).
 _SIGNAL_SECONDS: Final = 1.0
 
 

@@ -22,14 +22,14 @@ from urllib.request import url2pathname
 
 from conch.core.errors import ConchError, one_line, unsupported
 
-#: What pip calls conch. PyPI has an unrelated package named conch.
+#: The name of conch's distribution. PyPI has an unrelated package named conch.
 DISTRIBUTION = "conch-server"
 
 
 class Package(NamedTuple):
     """A package: its name for pip, the extras that include it, and the oldest version that works (empty: any).
 
-    Errors name the first of the extras, and ``note``, what to know before the installation. Without extras, the package
+    Errors name the first of the extras, and ``note``, a remark on the installation. Without extras, the package
     itself is installed.
     """
 

@@ -15,7 +15,7 @@ from conch.repository.stores.urls import FORMS
 #: Suffixes of files that are a model, or the weights of one.
 _WEIGHTS: Final = (".safetensors", ".gguf", ".onnx", ".xml")
 
-#: What to do if no better advice is known.
+#: The advice if there is no better one.
 _GIVE: Final = "give a model repository"
 
 #: First part of a path that was made from a store's URL.

@@ -56,7 +56,7 @@ def read_versions(directories: Iterable[str]) -> Versions:
 
 @dataclass(frozen=True)
 class Selection:
-    """The versions to load, ascending, and the versions that the policy names but that do not exist."""
+    """The versions to load, ascending, and those that the policy names but that do not exist."""
 
     versions: tuple[int, ...]
     missing: tuple[int, ...] = ()

@@ -29,7 +29,7 @@ MOST_SERIES: Final = 256
 
 
 class Recent(NamedTuple):
-    """What a version did recently: rates per second, latencies in ms (NaN without requests).
+    """The recent activity of a version: rates per second, latencies in ms (NaN without requests).
 
     ``step_rate`` and ``step_failures`` are those of the requests that an ensemble has sent to the models of its steps.
     """

@@ -5,7 +5,7 @@ per request. Front ends read ``snapshot()``; the metrics page reads the numbers 
 fixed buckets, summaries of recent values). Recording is integer arithmetic without locks. Durations are nanoseconds.
 
 Counting rules (observed in Triton 2.51):
-- a request that the backend completed, even with an error response of its own, is a success;
+- a request that the backend completed, even with an error response, is a success;
 - a request with a failed execution, or refused after it was accepted, is a failure with a reason;
 - a request refused at validation is not counted;
 - an execution is counted once per batch, failed or not, and sets ``last_inference``; a cache hit is not an execution.
@@ -282,7 +282,7 @@ MAX_RESPONSES: Final = 1000
 
 
 class FailureReason(Enum):
-    """Why a request failed: the values of the metric label ``reason``."""
+    """Reasons why requests fail: the values of the metric label ``reason``."""
 
     REJECTED = "REJECTED"  # by the scheduler: queue full, timeout, stopping
     CANCELED = "CANCELED"  # cancelled by the client before it ran
@@ -291,7 +291,7 @@ class FailureReason(Enum):
 
 
 class RestartReason(Enum):
-    """Why a worker ended and was restarted: the values of the metric label ``reason``."""
+    """Reasons why workers are restarted: the values of the metric label ``reason``."""
 
     EXIT = "exit"  # it exited
     SIGNAL = "signal"  # a signal ended it, such as that of a segmentation fault

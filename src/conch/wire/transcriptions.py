@@ -40,7 +40,7 @@ _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionPlan:
-    """How the outputs of the model become the response.
+    """Converts the outputs of the model to the response.
 
     ``timestamps`` has the ``return_timestamps`` of each request to the model: ``none``, ``segment`` or ``word``.
     """

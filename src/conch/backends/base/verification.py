@@ -120,7 +120,7 @@ def difference(expected: Array, output: Array, precision: str) -> float:
     """Return the difference of two outputs that are computed in ``precision``, for comparison with ``rounding``.
 
     It is their :func:`distance`; in INT8, the root mean square of their differences relative to that of ``expected``,
-    because the largest of many thousand rounding errors says little about an output.
+    because the largest of many thousand rounding errors hardly characterizes an output.
     """
     if precision in _ROUNDING or not (np.isfinite(expected).all() and np.isfinite(output).all()):
         return distance(expected, output)

@@ -1,7 +1,7 @@
 """In-flight batching over a decoder: sequences join and leave the batch at every step.
 
 A step decodes a token for each running sequence and reads chunks of prompts, in the same run of the decoder. Sequences
-that use an adapter have a run of their own. Prompts are read in the order of rank (priority, then arrival);
+that use an adapter have a separate run. Prompts are read in the order of rank (priority, then arrival);
 ``step_budget.py`` limits their tokens. With speculative decoding (``proposers.py``), a step may decode several tokens.
 
 If the KV cache is full, retained prefixes are freed first (``sequence_cache.py``). Then the running sequence of the
@@ -80,7 +80,7 @@ class BatchSequence(SequenceState):
 
     @property
     def reading(self) -> bool:
-        """Whether tokens are left to read besides the one that was chosen last."""
+        """Whether tokens remain to be read other than the one that was chosen last."""
         return self.search is None and len(self.tokens) - self.read > 1
 
     @property
@@ -122,7 +122,7 @@ _rank = attrgetter("rank")
 class InFlightBatcher(SamplingEngine):
     """An engine over a ``decoder``. Subclasses set ``name`` and ``library``.
 
-    With ``spec.batch_invariant``, each chunk has a run of its own, and its boundaries do not depend on other sequences.
+    With ``spec.batch_invariant``, each chunk has a separate run, and its boundaries do not depend on other sequences.
     ``draft`` is the decoder of the draft model of ``spec``. Raises INVALID_ARG if it cannot be used.
     """
 
@@ -523,7 +523,7 @@ class InFlightBatcher(SamplingEngine):
     def _shareable(self, sequence: BatchSequence, count: int) -> int:
         """Return how many of the first ``count`` tokens a sequence may share with others.
 
-        Beams differ after the prompt, and tokens that were read one at a time must not replace those of a chunk.
+        Beams differ after the prompt, and tokens that were read singly must not replace those of a chunk.
         """
         return min(count, sequence.prompt_length) if self._chunk or sequence.width > 1 else count
 

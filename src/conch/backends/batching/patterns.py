@@ -120,7 +120,7 @@ def _class(pieces: list[re.Match[str]], index: int, pattern: str) -> tuple[str, 
 
 
 def _character(piece: re.Match[str]) -> str:
-    """Return the single character that a piece stands for."""
+    """Return the single character that a part of a pattern represents."""
     if piece["pair"]:
         high, low = (int(code, 16) for code in piece["pair"].lower().split("\\u"))
         return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))

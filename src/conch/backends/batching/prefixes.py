@@ -1,8 +1,8 @@
 """An index of the sequences in a KV cache by their beginnings. No I/O.
 
-The index is a tree. An edge is a unit of tokens, so that a node stands for a beginning of whole units and has the slots
-of all sequences that begin with it. Each key has a tree, for an adapter, on which the cache of a sequence depends, and
-for the salt of a client.
+The index is a tree. An edge is a unit of tokens, so that a node represents a prefix of whole units and has the slots of
+all sequences with this prefix. Each key has a tree, for an adapter, on which the cache of a sequence depends, and for
+the salt of a client.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from conch.core.errors import invalid
 PROPOSED: Final = 5
 #: The maximum length of the end of a text that ``PromptLookup`` searches for, in tokens; the minimum is 2.
 _LONGEST: Final = 4
-#: The number of prompt tokens that a draft model reads in a step, besides the last tokens of all sequences.
+#: The number of prompt tokens that a draft model reads in a step, in addition to the last tokens of all sequences.
 _READ: Final = 128
 #: The maximum number of steps without proposals after tokens were refused.
 _PAUSE: Final = 15
@@ -32,7 +32,7 @@ _PAUSE: Final = 15
 
 @dataclass(slots=True)
 class Lookahead:
-    """How many tokens to propose for a sequence, up to ``limit``: it follows from how many were accepted before."""
+    """The number of tokens to propose for a sequence, up to ``limit``; adapts to the number of accepted ones."""
 
     limit: int
     length: int = 1
@@ -67,7 +67,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def forget(self, id: int) -> None:
-        """Free what is kept for a sequence; unknown ids have no effect."""
+        """Free the state of a sequence; unknown ids have no effect."""
 
     def close(self) -> None:  # noqa: B027 (most proposers hold nothing but memory)
         """Free all resources."""
@@ -190,7 +190,7 @@ _MAX_PROPOSED: Final = 32
 
 
 def lookahead_limit(spec: EngineSpec) -> int:
-    """Return how many tokens to propose at a time. Raises INVALID_ARG for too many."""
+    """Return the number of tokens to propose in a step. Raises INVALID_ARG for too many."""
     if spec.draft_tokens > _MAX_PROPOSED:
         raise invalid(f"parameter 'num_speculative_tokens' is {spec.draft_tokens}; it must be at most {_MAX_PROPOSED}")
     return spec.draft_tokens or PROPOSED

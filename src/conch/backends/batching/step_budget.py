@@ -1,8 +1,8 @@
-"""How many tokens of prompts a step reads. No I/O: durations are arguments.
+"""Limits the prompt tokens that a step reads. No I/O: durations are arguments.
 
-A step without decoding sequences may read as much as the decoder takes. Beside decoding sequences, whose next tokens it
-delays, a step reads as much as keeps it within ``STEP_RATIO`` times the duration of a step that only decodes. Both the
-duration of such a step and the cost of a prompt token are learnt.
+A step without decoding sequences may read as many tokens as the decoder accepts. Reading delays the next tokens of
+decoding sequences, so with them, a step takes at most ``STEP_RATIO`` times as long as one that only decodes. The
+duration of such a step and the cost of a prompt token are learned from earlier steps.
 """
 
 from __future__ import annotations

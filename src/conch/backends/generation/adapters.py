@@ -197,7 +197,7 @@ class AdapterStore:
             done(None)
 
     def _read_files(self, adapter: LoadedAdapter) -> None:
-        """Read an adapter; runs in a thread of its own."""
+        """Read an adapter; runs in a separate thread."""
         try:
             weights: LoraWeights | Exception = self.read(adapter.path)
         except Exception as error:
@@ -226,7 +226,7 @@ class AdapterStore:
         self._continue()
 
     def _fail(self, error: Exception) -> None:
-        """Refuse the first of those who wait; clients are not told where the folders are."""
+        """Refuse the first of those who wait; messages for clients do not contain the folders."""
         self._read = None
         adapter, done = self._waiting.popleft()
         refused = failure(error)

@@ -1,7 +1,7 @@
 """Compares an engine's greedy completions at load with a reference that computes the same weights in float32.
 
 Every engine that serves a GGUF file is compared with the weights of the file: the library of an engine may round
-weights, skip tensors that it does not know, or ignore metadata, without an error.
+weights, skip unknown tensors, or ignore metadata, without an error.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _THREAD_CLOCK: Final = 6
 
 
 class ThreadGroup:
-    """The threads of this process that are named ``name`` (at most 15 characters).
+    """The threads of this process with the name ``name`` (at most 15 characters).
 
     A thread joins temporarily. Threads that it starts in that time stay in the group, because on Linux a new thread
     inherits the name of its parent.

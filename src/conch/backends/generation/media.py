@@ -1,4 +1,4 @@
-"""Images and recordings in prompts: what a processor of transformers makes of them, for engines.
+"""Images and recordings in prompts, processed by a processor of transformers for the engines.
 
 A prompt has placeholder tokens in the place of an item. An engine computes features of the item, one for each
 placeholder, and uses them in place of the embeddings of the placeholders.
@@ -16,7 +16,7 @@ _WORD: Final = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MediaItem:
-    """An image or a recording, as ``kind`` says.
+    """An image or a recording, depending on ``kind``.
 
     ``digest`` identifies its content. ``arrays`` are the inputs of the network for a prompt with this item alone, by
     name, among them ``input_ids`` ``[1, tokens]``. ``replacement`` is the text that takes its place in a prompt, and

@@ -131,7 +131,7 @@ class Defaults:
     """Sampling parameters for requests that do not set them.
 
     Without ``sample``, decoding is greedy, unless a request sets a parameter that only matters for sampling, or comes
-    with a default temperature; with ``greedy``, the checkpoint asks for greedy decoding. ``default_temperature`` is the
+    with a default temperature; with ``greedy``, the checkpoint selects greedy decoding. ``default_temperature`` is the
     model's own default, which takes precedence.
     ``chosen``: the configuration or the checkpoint sets ``max_tokens``. If it is false, a chat completion may use the
     whole context, because chat models end their completions themselves.
@@ -204,7 +204,7 @@ class Defaults:
         return sampling
 
     def _temperature(self, asked: bool, default: float | None) -> float:
-        """Return the temperature of a request without one; ``asked``: another parameter asks for sampling."""
+        """Return the temperature of a request without one; ``asked``: another parameter requests sampling."""
         if self.default_temperature is not None:
             return self.default_temperature
         if self.sample or asked:

@@ -123,9 +123,9 @@ _CONTEXT: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class TextOutputOptions:
-    """Options for the responses of a request; ``outputs`` are the requested outputs besides the text.
+    """Options for the responses of a request; ``outputs`` are the requested outputs except the text.
 
-    ``prefix`` precedes the text: the prompt, if the request asks for it, or a mark of reasoning at its end. ``stream``:
+    ``prefix`` precedes the text: the prompt, if the request includes it, or a mark of reasoning at its end. ``stream``:
     send a response at every step. ``kept_tokens`` are special tokens that are not skipped.
     """
 

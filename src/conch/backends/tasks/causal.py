@@ -18,7 +18,7 @@ from conch.backends.tasks.engines import TorchEngine
 
 
 class Prefix:
-    """Tokens (INT64 ``ids``) with which several sequences begin; ``cache`` is what the network keeps of them."""
+    """Tokens (INT64 ``ids``) with which several sequences begin; ``cache`` is the network's state after them."""
 
     __slots__ = ("cache", "ids")
 

@@ -347,7 +347,7 @@ _GGUF_PRECISIONS: Final = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 
 
 class GgufEngine(NetworkEngine):
-    """A GGUF file on llama.cpp; the threads of instances take turns, because a context computes a batch at a time.
+    """A GGUF file on llama.cpp; the threads of instances take turns, because a context computes one batch at a time.
 
     With ``ranks``, the output is that of its classifier. Raises the errors of :class:`LlamaEncoder`, UNSUPPORTED if
     llama-cpp-python is not installed.

@@ -1,4 +1,4 @@
-"""Serves the tasks of ``transformers.pipeline`` that have no module of their own.
+"""Serves the tasks of ``transformers.pipeline`` that have no separate module.
 
 Rows are decoded on arrival and passed to the pipeline one by one. Strings of clients reach a pipeline only as text
 inputs, never in place of media, which it could open as a URL or a path: audio and images are decoded first, and a video
@@ -449,7 +449,7 @@ class PipelineTask(Task):
         if not hasattr(self._thread, "pipeline"):
             from torch.nn import Module
 
-            # A pipeline may have other networks besides its model, such as a vocoder.
+            # A pipeline may have networks other than its model, such as a vocoder.
             networks: dict[int, Any] = {
                 id(part): part for part in vars(self._pipeline).values() if isinstance(part, Module)
             }

@@ -1,4 +1,4 @@
-"""What models with a text input offer besides their own outputs: token ids in place of texts, tokens, and token counts.
+"""Token inputs and outputs of models with a text input: token ids in place of texts, tokens, and token counts.
 
 ``token_ids`` INT32 ``[-1]``, padded at the end with -1, replaces ``text_input``, which must be present and is ignored.
 Ids are decoded, and the text is encoded as any other. ``tokens`` is one JSON document per row: ``ids``, ``tokens`` (as
@@ -162,7 +162,7 @@ class TextPreparation:
         return prepared
 
     def count(self, prepared: PreparedRequest, result: Result) -> None:
-        """Add the number of tokens of each row to a result, if the request asks for it and the task does not count."""
+        """Add the number of tokens of each row to a result, if the request names it and the task does not count."""
         counts = prepared.token_counts
         if COUNT.name in prepared.request.outputs and COUNT.name not in result.outputs and counts is not None:
             result.outputs[COUNT.name] = np.array(counts, np.uint32)[:, None]

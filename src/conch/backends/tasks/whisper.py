@@ -193,7 +193,7 @@ class _Encoder(torch.nn.Module):
 
 
 class GraphWhisper(transformers.WhisperForConditionalGeneration):
-    """Whisper without weights of its own, for the CPU in FP32."""
+    """Whisper without weights, for the CPU in FP32."""
 
     #: Properties of transformers, which reads them from the weights.
     device = torch.device("cpu")

@@ -1,6 +1,6 @@
 """Conversion of a causal language model: exports with quantized weights, judged by their predictions on real text.
 
-Only one variant and the reference are in memory at a time, because language models are large.
+Only one variant is in memory with the reference, because language models are large.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def continuation_tokens(context: int) -> int:
     return max(1, min(CONTINUATION_TOKENS, context - _prompt_tokens(context)))
 
 
-#: Precisions of a language model besides fp32. ``fp16`` stores the weights in 16 bits.
+#: Precisions of a language model in addition to fp32. ``fp16`` stores the weights in 16 bits.
 PRECISIONS: Final = ("fp16", "int8", "int4", "int4-awq")
 USUAL: Final = ("int8", "int4")
 #: The number of weights in a matrix row that share a scale and a zero point. If it does not divide the row, the

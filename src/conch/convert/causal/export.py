@@ -96,7 +96,7 @@ class CausalNetwork:
         return DynamicCache(config=self.module.config)
 
     def run(self, cache: Any, **inputs: Any) -> Any:
-        """What transformers returns for ``inputs`` after the tokens in ``cache``, which gets those of ``inputs``."""
+        """Run transformers on ``inputs`` after the tokens in ``cache``, to which it adds those of ``inputs``."""
         return self.module(use_cache=True, **{self._cache_argument: cache}, **inputs)
 
     def cache_shapes(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:

@@ -26,7 +26,7 @@ TRACED: Final = (2, 7)
 
 
 def export(network: ReferenceNetwork, path: Path) -> str:
-    """Write ``path``; returns the name of the exporter. Raises INTERNAL with all reasons if no export agrees."""
+    """Write ``path``; returns the name of the exporter. Raises INTERNAL with all reasons if every export differs."""
     reasons = []
     for exporter, write in (("torchscript", by_tracing), ("dynamo", by_dynamo)):
         try:

@@ -2,7 +2,7 @@
 
 Outputs are ``sentence_embedding`` FP32 ``[n, size]`` of a dense or sparse model, ``token_vectors`` FP32
 ``[n, length, size]`` of a multi-vector model, and both with ``token_weights`` FP32 ``[n, length]`` of a model with the
-heads of BGE-M3. Graphs of dense models also give ``last_hidden_state``, which requests may ask for.
+heads of BGE-M3. Graphs of dense models also return ``last_hidden_state``, which requests may name.
 Which of the token vectors count is decided outside of the graph, because it depends on the task.
 
 Texts must be padded at the end, as conch pads them.
@@ -58,8 +58,8 @@ def tails(model: EmbeddingModel, network: Module) -> list[tuple[Module, ...]]:
 def contained(model: EmbeddingModel, network: Module) -> tuple[Module, ...] | None:
     """Return the modules that a graph of ``network`` can contain, of those that follow; None if it contains none.
 
-    Modules that differ between tasks stay outside of the graph, as does pooling without the tokens of the prompt, whose
-    number only the server knows.
+    Modules that differ between tasks stay outside of the graph, as does pooling without the tokens of the prompt,
+    because only the server has their number.
     """
     followers = tails(model, network)
     if len(followers) > 1 or not all(includes_prompt(module) for module in followers[0] if module.kind == "Pooling"):

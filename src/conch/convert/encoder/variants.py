@@ -134,7 +134,7 @@ ENGINES: Final[dict[str, str]] = {
     "openvino": "openvino",
     "tensorrt": "tensorrt",
 }
-#: Precisions of each engine besides fp32, which is always built.
+#: Precisions of each engine in addition to fp32, which is always built.
 PRECISIONS: Final[dict[str, tuple[str, ...]]] = {
     "torch": ("bf16", "fp16"),
     "onnxruntime": ("int8", "int8-static", "fp16"),

@@ -24,7 +24,7 @@ WATCH_SECONDS: Final = 5.0
 _GONE_SECONDS: Final = 3 * WATCH_SECONDS
 #: The interval of checking for silent replicas (s).
 EXPIRE_SECONDS: Final = SILENCE_SECONDS / 5
-#: The number of deregistered replicas to remember, for ingresses that ask late.
+#: The number of deregistered replicas to remember, for ingresses that poll late.
 MOST_DEREGISTERED: Final = 10_000
 
 
@@ -185,7 +185,7 @@ class ReplicaRegistry:
             async with asyncio.timeout(DEREGISTER_SECONDS), self._changed:
                 await self._changed.wait_for(lambda: self._all_follow(revision))
         except TimeoutError:
-            pass  # a hanging ingress notices when its connections are refused
+            pass  # a hanging ingress detects it when its connections are refused
 
     async def watch(self, ingress: IngressRecord, followed: int) -> RegistrySnapshot:
         """Return a snapshot as soon as the revision differs from ``followed``, or after ``WATCH_SECONDS``.

@@ -12,7 +12,7 @@ from typing import Any
 #: The metric name under which replicas report in-flight requests.
 IN_FLIGHT = "in_flight"
 
-#: The time to cache the number of nodes (s), because the controller asks ten times per second.
+#: The time to cache the number of nodes (s), because the controller requests it ten times per second.
 _NODES_SECONDS = 1.0
 
 

@@ -1,4 +1,4 @@
-"""Which requests of web pages are refused, and which pages may read responses (CORS)."""
+"""Refuses requests of foreign web pages, and determines which pages may read responses (CORS)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HARMLESS: Final = (b"GET", b"HEAD")
 _OF_FORMS: Final = (b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain", b"")
 #: Suffixes that the public DNS does not have: those of this machine, containers, clusters and local networks.
 _PRIVATE: Final = (".localhost", ".internal", ".local")
-#: Headers of responses that a page may read besides those that any page may (Fetch, "CORS-safelisted").
+#: Headers of responses that a page may read, in addition to those that any page may (Fetch, "CORS-safelisted").
 _EXPOSED: Final = b"X-Request-Id, OpenAI-Processing-Ms, request-id, Retry-After, Inference-Header-Content-Length"
 _HEADER_NAMES: Final = re.compile(rb"[A-Za-z0-9_, -]*")
 #: Maximum number of allowed hosts remembered.
@@ -32,7 +32,7 @@ _REMEMBERED: Final = 256
 
 
 class BrowserRules:
-    """Checks the origin and host of browser requests: ``allowed`` names hosts besides the server's own, ``*`` all.
+    """Checks the origin and host of browser requests: ``allowed`` has hosts beyond the server's, ``*`` for all.
 
     ``address`` is the address on which the server listens. Pages of ``origins`` may send any request and read the
     responses (CORS), without the browser's credentials such as cookies.
@@ -98,7 +98,7 @@ class BrowserRules:
 def preflight(method: bytes, headers: dict[bytes, bytes], methods: Collection[bytes]) -> list[tuple[bytes, bytes]]:
     """Return the headers of the response to a preflight of an allowed page; none for another request.
 
-    ``methods`` are those of the path. The page may send the headers that it asks for.
+    ``methods`` are those of the path. The page may send the headers that it requests.
     """
     if method != b"OPTIONS" or b"access-control-request-method" not in headers:
         return []

@@ -139,7 +139,7 @@ class JoinedResponder(RequestsResponder):
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """How an endpoint translates a body to requests, and their responses to its own response.
+    """The translation of an endpoint: from a body to requests, and from their responses to its response.
 
     ``decode``, a function of ``work``, is called with the body, its encoding, the maximum size, a function that returns
     the signature of a model, and ``arguments``. It returns a plan and the inputs of each request, for which ``respond``

@@ -20,7 +20,7 @@ from conch.server.core import InferenceServer
 from conch.wire.json import control as wire
 from conch.wire.json.text import dumps
 
-#: Where the platform puts models; requests cannot load from any other path.
+#: The directory of the platform's models; requests cannot load from any other path.
 MODELS: Final = Path("/opt/ml/models")
 _URL: Final = re.compile(r"[0-9A-Za-z._-]+/model(?:/[0-9A-Za-z._-]+)?/?")
 

@@ -30,7 +30,7 @@ from conch.telemetry.traffic import Reason
 MAX_PIPELINED: Final = 64
 #: A request handled for longer than this (s) starts the event-loop budget of the current iteration.
 _LONG: Final = 0.0005
-#: How long a client may send ignored bytes, so that it can read why it was refused (s).
+#: The time for which a client may send ignored bytes, so that it can read the reason of its refusal (s).
 _LINGER_SECONDS: Final = 2.0
 
 

@@ -48,7 +48,7 @@ _MAX_QUEUED_OTHERS: Final = 512
 _MAX_COUNTED_STRINGS: Final = 20_000
 #: Messages larger than this (bytes) are written in a thread.
 _LARGE_MESSAGE: Final = 1 << 20
-#: How long an idle process is kept (s).
+#: The time for which an idle process is kept (s).
 _IDLE_SECONDS: Final = 20.0
 #: Interval at which a working process is checked (s).
 _CHECK_SECONDS: Final = 0.1
@@ -56,7 +56,7 @@ _CHECK_SECONDS: Final = 0.1
 _KEPT_MEMORY: Final = 256 << 20
 #: Default ratio of the wall-clock limit to the processor time limit, for a busy machine.
 _BUSY: Final = 5
-#: How long cancelled work may take to end (s): about as long as starting a process.
+#: The timeout for cancelled work to end (s): about the time to start a process.
 GRACE_SECONDS: Final = 0.5
 
 

@@ -146,7 +146,7 @@ class Stability:
 
     @property
     def disturbed(self) -> bool:
-        """Whether any of the windows that count was disturbed."""
+        """Whether any counted window was disturbed."""
         return any(self._windows[number].disturbed for number in self.counted)
 
     @property

@@ -151,7 +151,7 @@ class MeasuredWindow:
 
 @dataclass(frozen=True, slots=True)
 class LevelEnvironment:
-    """The functions that a level uses besides the senders.
+    """The functions that a level uses in addition to the senders.
 
     ``statistics`` returns the server's statistics, ``reading`` the state of the machine since its last call, and
     ``gone`` the reason why the server cannot be reached (empty if it can). ``begin`` is called when the measured part

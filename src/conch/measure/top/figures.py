@@ -128,7 +128,7 @@ def _between(known: TopModel, first: ModelCounts, last: ModelCounts, seconds: fl
 
 
 def _grown(first: ModelCounts, last: ModelCounts, histogram: str) -> Buckets:
-    """Return what was added to the buckets of a histogram; empty without observations."""
+    """Return the increase of the buckets of a histogram; empty without observations."""
     before = first.buckets.get(histogram, {})
     grown = {bound: count - before.get(bound, 0.0) for bound, count in last.buckets.get(histogram, {}).items()}
     return grown if any(grown.values()) else {}

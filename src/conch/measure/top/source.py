@@ -91,7 +91,7 @@ class ServerSource:
         return TopReading(now, self._server, counts, index, dict(self._instances))
 
     def forget(self) -> None:
-        """Forget what was read once, because the server has ended: another may replace it."""
+        """Forget the data that are read once, because the server has ended: another may replace it."""
         self._server = ""
         self._instances = {}
 

@@ -427,7 +427,7 @@ def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
 
 
 def _unless_unreadable(path: Path, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield the findings; an unreadable file or directory ends them with a finding of its own."""
+    """Yield the findings; an unreadable file or directory ends them with a separate finding."""
     try:
         yield from findings
     except OSError as error:

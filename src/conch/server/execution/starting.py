@@ -256,7 +256,7 @@ class WorkerStarter:
         merge_completion(self.config, render.from_json(reply["config"]))
 
     def kill_unused(self) -> None:
-        """Kill the worker that completed the configuration if it has not been launched."""
+        """Kill the worker that completed the configuration unless it has been launched."""
         if self._first is not None:
             self._first.kill()
 
@@ -436,7 +436,7 @@ def placements_of(config: ModelConfig) -> Iterator[WorkerPlacement]:
 
 
 def instances_of(config: ModelConfig) -> Iterator[tuple[InstanceGroup, WorkerPlacement]]:
-    """Yield the group of each instance and its placement in a worker of its own."""
+    """Yield the group of each instance and its placement in a separate worker."""
     for group in config.instance_group:
         kind = InstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
         signature = _signature(group)

@@ -550,5 +550,5 @@ class OnDemandPlanner:
 
 
 def _loads_alone(name: str, resident: _Resident) -> bool:
-    """Whether a load of its own may load a model."""
+    """Whether a separate load may load a model."""
     return any(load.name == name for load in resident.loads)

@@ -216,7 +216,7 @@ class VersionLoader:
     async def _load_ensemble(
         self, files: ModelFiles, version: int, config: ModelConfig, keys: Mapping[str, str]
     ) -> Model:
-        """Load an ensemble, which has no process of its own; ``keys`` has the keys of its steps' models, by name."""
+        """Load an ensemble, which has no process; ``keys`` has the keys of its steps' models, by name."""
         validate_load(config, self._gpus)
         labels = await asyncio.to_thread(files.labels)
         identity = await self._identity(files, version, config, time_ns())

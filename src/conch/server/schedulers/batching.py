@@ -17,7 +17,7 @@ from conch.server.schedulers.queue import NS_PER_US, QueuedRequest, RequestQueue
 
 @dataclass(slots=True)
 class BatchDecision:
-    """A batch to run now (may be empty), and when to ask again (ns); 0 means after the next change.
+    """A batch to run now (may be empty), and when to call again (ns); 0 means after the next change.
 
     ``instance`` is the key of the instance that runs it.
     """

@@ -38,7 +38,7 @@ class TraceValues:
 
     @property
     def problem(self) -> str:
-        """Why these values cannot trace any request; empty if they can."""
+        """The reason why these values cannot trace any request; empty if they can."""
         if not self.level:
             return "tracing is disabled"
         if not self.rate:

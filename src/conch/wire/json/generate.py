@@ -26,7 +26,7 @@ from conch.wire.json.infer import as_parameter, check_json_size
 
 #: Maximum number of texts in a body.
 MOST_TEXTS: Final = 256
-#: Maximum number of members in a body with several texts, each of which is repeated for every text.
+#: Maximum number of members in a body with several texts; every member is repeated for each text.
 MOST_MEMBERS: Final = 1000
 
 

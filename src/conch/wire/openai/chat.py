@@ -58,7 +58,7 @@ def read_messages(fields: Fields) -> tuple[bytes, MediaFiles]:
     return orjson.dumps(read), files
 
 
-#: What files are, by the input for them.
+#: The kinds of files, by the input for them.
 _NAMES: Final = {IMAGE: "images", AUDIO: "recordings"}
 
 

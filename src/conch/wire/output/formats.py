@@ -46,7 +46,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How models of a family write calls.
+    """The format in which models of a family write calls.
 
     ``signs`` recognise a chat template. ``blocks`` has the blocks by their first mark; ``bare`` is a block without a
     mark at the beginning of the answer, with calls of known tools alone. ``marks`` are the other marks of the format.

@@ -131,7 +131,7 @@ class ParameterReader:
 
 
 def typed(text: str, types: Sequence[str]) -> str:
-    """Return the JSON of a value with one of ``types`` (of JSON Schema); without types, of what it resembles."""
+    """Return the JSON of a value with one of ``types`` (of JSON Schema); without types, its type is guessed."""
     bare = text.strip()
     for kind in types or ("null", "boolean", "number", "object", "array"):
         match kind:

@@ -154,7 +154,7 @@ def best(scores: Array) -> list[int]:
 def read_rerank(fields: Fields, signature: ModelSignature, *, shows: bool) -> DecodedRequest:
     """Read a request to rank documents.
 
-    ``shows``: the response has the documents unless the request says otherwise, as Jina's has; Cohere's has not.
+    ``shows``: the response has the documents by default, as at Jina and unlike at Cohere.
     """
     query = fields.required_text("query")
     documents = [_document(item, index) for index, item in enumerate(read_list(fields, "documents"))]

@@ -45,13 +45,13 @@ _TASKS: Final = {
     "classification": "classification", "clustering": "clustering",
 }  # fmt: skip
 
-#: What a request is about: texts and images (the contents of files), or token ids.
+#: The inputs of a request: texts and images (the contents of files), or token ids.
 Texts = Sequence[str | bytes] | list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How texts are prepared: the prompt, by one of ``prompt_name``, ``task`` and ``prompt``, and truncation.
+    """Options for preparing texts: the prompt, by one of ``prompt_name``, ``task`` and ``prompt``, and truncation.
 
     ``truncation`` is ``left``, ``right`` or ``refuse``; None leaves it to the model. ``members`` are the names of the
     options in the request, for errors.

@@ -29,7 +29,7 @@ COUNT: Final = "num_input_tokens"
 
 
 class Kind(Enum):
-    """What a model computes from texts; the value completes the sentence "the model … "."""
+    """The kind of result that a model computes from texts; the value completes the sentence "the model … "."""
 
     DENSE = "embeds texts"
     SPARSE = "embeds texts as sparse vectors"

@@ -112,7 +112,7 @@ def check_dimensions(signature: ModelSignature, dimensions: int, member: str) ->
 
 
 def _dtype(fields: Fields) -> tuple[str, str, bool]:
-    """Return the datatype of the vectors, the member that names it, and whether it asks for base64."""
+    """Return the datatype of the vectors, the member that names it, and whether it requests base64."""
     chosen, named, in_base64 = "float", "output_dtype", False
     for member in ("embedding_type", "output_dtype"):
         value: Any = fields.take(member)

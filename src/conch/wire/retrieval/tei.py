@@ -293,7 +293,7 @@ def read_similarity(fields: Fields, signature: ModelSignature) -> DecodedRequest
 
 
 def read_root(fields: Fields, signature: ModelSignature) -> DecodedRequest:
-    """Read a request to ``/``, which does what the model is for; a source sentence asks for similarities."""
+    """Read a request to ``/``, which runs the model's own task; a source sentence requests similarities."""
     readers = {
         Kind.DENSE: read_embed, Kind.SPARSE: read_embed_sparse, Kind.MULTI_VECTOR: read_embed_all,
         Kind.RANKER: read_rerank, Kind.CLASSIFIER: read_predict,

@@ -172,7 +172,7 @@ class WorkerProcess:
 
     @property
     def end(self) -> WorkerEnd:
-        """How the process ended; call only when it has ended."""
+        """The reason for the end of the process; call only when it has ended."""
         return worker_end(self._process.exit_status, self._killed)
 
     @property

@@ -322,7 +322,7 @@ class Template:
 
     @property
     def closed(self) -> bool:
-        """Whether it forks no more processes."""
+        """Whether the template no longer forks processes."""
         return self._closed
 
     async def import_modules(self) -> str:

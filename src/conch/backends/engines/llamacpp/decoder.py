@@ -4,7 +4,7 @@ llama.cpp assigns cells of the cache to tokens, and a cell may belong to several
 batcher therefore only count: sequences never need more cells than their blocks have.
 
 The order in which attention adds up tokens follows from their cells. If results must not depend on other sequences,
-or if ``kv_unified`` is false, each slot has a part of the cache of its own, which it fills from the start. In a cache
+or if ``kv_unified`` is false, each slot has a separate part of the cache, which it fills from the start. In a cache
 that all share, attention passes over the cells of the other sequences, which takes time.
 """
 

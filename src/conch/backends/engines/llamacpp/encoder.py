@@ -1,7 +1,7 @@
 """Computes embeddings and scores of texts with llama.cpp, for the tasks of GGUF files that generate none. For workers.
 
-A context computes all tokens of a batch at once, and takes memory for as many as it was opened for. It is therefore
-opened for small batches, and again when a larger one comes.
+A context computes all tokens of a batch at once, and reserves memory for its maximum batch. It is therefore opened for
+small batches, and reopened for a larger one.
 """
 
 from __future__ import annotations

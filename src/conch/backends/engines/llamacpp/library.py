@@ -108,7 +108,7 @@ class LlamaLibrary:
     def checked(self, what: str, call: Callable[[], Returned | None]) -> Returned:
         """Return the result of ``call``; raises INVALID_ARG with llama.cpp's reason if it is null or llama.cpp aborts.
 
-        ``what`` begins the message. The call runs in a thread of its own: llama.cpp ends the process after a failed
+        ``what`` begins the message. The call runs in a separate thread: llama.cpp ends the process after a failed
         assertion, unless the thread never continues.
         """
         self._errors.clear()

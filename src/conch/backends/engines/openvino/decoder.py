@@ -1,8 +1,8 @@
 """A decoder over OpenVINO's paged attention: an export or a GGUF file with a paged KV cache, on the CPU.
 
 OpenVINO's transformation replaces the attention of a stateful graph by an operator that reads and writes the KV cache
-in blocks. The operator runs any number of sequences in one inference, each at its own position; the inputs say where
-the tokens and the blocks of each sequence begin. Runs in workers.
+in blocks. The operator runs any number of sequences in one inference, each at its own position; inputs contain the
+start of the tokens and the blocks of each sequence. Runs in workers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ALIGNMENT: Final = 64
 class OpenVinoDecoder(Decoder):
     """One compiled graph and its KV cache.
 
-    Each adapter has an inference request of its own, with its matrices as inputs; all requests share the weights and
+    Each adapter has a separate inference request, with its matrices as inputs; all requests share the weights and
     the cache.
     """
 

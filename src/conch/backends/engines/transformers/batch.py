@@ -27,7 +27,7 @@ _ARGUMENTS: Final[Mapping[str, Any]] = {
     "do_sample": False, "num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 1,
     "cache_implementation": "dynamic",
 }  # fmt: skip
-#: Arguments that ``generate`` passes to a decoding loop besides the network's own.
+#: Arguments that ``generate`` passes to a decoding loop in addition to the network's.
 _OF_THE_LOOP: Final = ("logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer")
 
 
@@ -146,7 +146,7 @@ class BatchRow(SequenceState):
 class RunningBatch:
     """Rows that step together with the same adapter.
 
-    The beams of a request, and a row of a model whose state cannot be padded, get a batch of their own.
+    The beams of a request, and a row of a model whose state cannot be padded, get a separate batch.
     """
 
     def __init__(self, network: DecoderNetwork, rows: list[BatchRow], *, padded: bool) -> None:

@@ -86,7 +86,7 @@ class PaddedCache(Cache):
     def __init__(self) -> None:
         super().__init__(layer_class_to_replicate=partial(PaddedLayer, self))
         self.starts: list[int] = []
-        #: What is added to the positions of each row, because an image may have other positions than tokens.
+        #: The offset of the positions of each row, because images may have other positions than tokens.
         self.offsets: list[int] = []
         self.end = 0
 

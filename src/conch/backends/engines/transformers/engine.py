@@ -139,7 +139,7 @@ class TransformersEngine(SamplingEngine):
             self._open_media(spec.media)
 
     def _open_media(self, spec: MediaSpec) -> None:
-        """Accept images and recordings, if the completion of the example is that of ``generate``."""
+        """Accept images and recordings, if the completion of the example equals that of ``generate``."""
         prompt, items = spec.example
         self.add(EngineRequest(0, list(prompt), SamplingParams(max_tokens=VERIFIED_TOKENS, temperature=0), media=items))
         tokens: list[int] = []

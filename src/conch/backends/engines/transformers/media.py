@@ -1,9 +1,8 @@
 """The features of images and recordings in prompts: computes, keeps and passes them to a network.
 
-A network of transformers puts features in the place of the embeddings of placeholder tokens, and calls its decoder
-with the result. A run of the network for a single item is therefore ended at that call, whose arguments have the
-features. They are kept by content. A prompt is read in chunks like any other; a hook of the decoder puts the features
-in their places again.
+A network of transformers puts features in the place of the embeddings of placeholder tokens, and calls its decoder with
+the result. A run of the network for a single item is therefore ended at that call, whose arguments have the features.
+They are kept by content. A prompt is read in chunks like any other; a hook of the decoder inserts the features again.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ class MediaFeatures:
 class PromptMedia:
     """The items of a prompt.
 
-    ``places`` are the positions of all placeholders in ascending order, ``keys`` the numbers that stand for them in the
-    keys of prefixes. The rest is computed before the prompt is read: ``embeddings`` ``[places, size]`` and ``deep``
-    for the places, ``positions`` ``[3, 1, prompt]`` of a network with such positions, and ``types`` ``[1, prompt]`` of
-    one that reads the prompt at once. ``offset`` is added to the positions of later tokens.
+    ``places`` are the positions of all placeholders in ascending order, ``keys`` the numbers that represent them in the
+    keys of prefixes. The rest is computed before the prompt is read: ``embeddings`` ``[places, size]`` and ``deep`` for
+    the places, ``positions`` ``[3, 1, prompt]`` of a network with such positions, and ``types`` ``[1, prompt]`` of one
+    that reads the prompt at once. ``offset`` is added to the positions of later tokens.
     """
 
     items: Sequence[MediaItem]
@@ -73,7 +72,7 @@ class PromptMedia:
         return self.types is not None
 
     def keyed(self, tokens: Sequence[int]) -> list[int]:
-        """Return ``tokens``, which begin with the prompt, with the keys of the placeholders in their places."""
+        """Return ``tokens``, which begin with the prompt, with the placeholders replaced by their keys."""
         keyed = list(tokens)
         for place, key in zip(self.places, self.keys, strict=True):
             keyed[place] = key
@@ -132,7 +131,7 @@ class MediaNetwork:
         return media
 
     def compute(self, media: PromptMedia) -> None:
-        """Compute what the network needs to read the prompt. The errors of networks have many types."""
+        """Compute the network's arguments for reading the prompt. The errors of networks have many types."""
         placed = [(positions, self._features(item)) for item, positions in self._spec.places(media.prompt, media.items)]
         order = torch.tensor([position for positions, _ in placed for position in positions]).argsort()
         media.embeddings = torch.cat([features.embeddings for _, features in placed])[order]

@@ -319,7 +319,7 @@ class EncoderNetwork(ABC):
         return equal_runs(lengths, budget=self.budget, limit=1 if self.sharing is Sharing.ALONE else 0)
 
     def compute(self, arrays: dict[str, Array], batch: PaddedBatch, work: ExecutionWork) -> dict[str, Array]:
-        """Run the network on ``arrays``, the inputs of ``batch``; runs besides this one are counted in ``work``."""
+        """Run the network on ``arrays``, the inputs of ``batch``; other runs are counted in ``work``."""
         return self.engine.run(arrays)
 
     def pad(self, sequences: Sequence[Tokens], requests: Sequence[EncodedRequest]) -> PaddedBatch:
@@ -385,7 +385,7 @@ def completed(
 ) -> Result | ConchError:
     """Build the result of a request from the ``values`` of its sequences; returns an error instead of raising it.
 
-    While values are missing (None), the result is ``UNFINISHED``, and the request keeps those that are known.
+    If values are missing (None), returns ``UNFINISHED``, and the request keeps the available values.
     """
     if encoded.request.cancelled:
         return cancelled("the request was cancelled")

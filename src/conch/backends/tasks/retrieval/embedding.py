@@ -1,6 +1,6 @@
 """The task ``feature-extraction``: embeds texts by the modules of sentence-transformers, or else by their mean token.
 
-A request may name a prompt of the checkpoint (``prompt_name``) and say whether its texts are queries or documents
+A request may name a prompt of the checkpoint (``prompt_name``) and declare its texts as queries or documents
 (``task``), with the defaults of ``encode``, ``encode_query`` and ``encode_document`` of sentence-transformers.
 """
 

@@ -1,4 +1,4 @@
-"""What the console shows about one model version: what is fixed when it is loaded, and its current statistics."""
+"""The data of the console's page for a model version: facts fixed at load, and current statistics."""
 
 from __future__ import annotations
 

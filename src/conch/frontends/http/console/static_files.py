@@ -31,7 +31,7 @@ _TYPES: Final = {
     ".css": b"text/css; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
-#: The names of files stay the same when their content changes, so a browser asks each time whether it has.
+#: The names of files stay the same when their content changes, so a browser revalidates them each time.
 _CACHING: Final = (b"Cache-Control", b"no-cache")
 _FOLDER: Final = "assets/"
 _INDEX: Final = "index.html"

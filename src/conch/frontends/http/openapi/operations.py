@@ -1,4 +1,4 @@
-"""What each HTTP endpoint does, for the OpenAPI document; a test requires an entry for every endpoint."""
+"""Descriptions of the HTTP endpoints for the OpenAPI document; a test requires one for every endpoint."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Profile:
 
 #: Maximum number of attempts for a disturbed point, and for a failing candidate.
 ATTEMPTS: Final = 2
-#: Overhead of a measurement besides its windows and warm-up: loading, and finishing requests (s).
+#: Overhead of a measurement in addition to its windows and warm-up: loading, and finishing requests (s).
 _BESIDE: Final = 2.0
 
 

@@ -500,7 +500,7 @@ def title(analysis: Analysis) -> str:
 
 
 def lead(analysis: Analysis) -> str:
-    """Return the answer in words that need no knowledge of the field."""
+    """Return the result in words that need no knowledge of the field."""
     best, names = analysis.best, _names(analysis)
     if best is None or best.point is None or analysis.disturbed or analysis.advice == "none":
         return headline(analysis)
@@ -634,7 +634,7 @@ def doubts(analysis: Analysis) -> Iterator[str]:
 
 
 def missing(analysis: Analysis) -> Iterator[str]:
-    """Yield what was not measured or failed, with the reasons."""
+    """Yield the measurements that are missing or failed, with the reasons."""
     for candidate in analysis.candidates:
         if candidate.result.error:
             yield f"{candidate.name}: {candidate.result.error.rstrip('.')}."

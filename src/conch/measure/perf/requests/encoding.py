@@ -166,7 +166,7 @@ def infer_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) 
 
 
 def stream_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> Payload:
-    """Return a stream message, which ends with an id; requests to decoupled models ask for a mark on the last
+    """Return a stream message, which ends with an id; requests to decoupled models request a mark on the last
     response."""
     if model.decoupled:
         form = replace(form, parameters={**form.parameters, "triton_enable_empty_final_response": True})

@@ -44,7 +44,7 @@ from conch.measure.perf.senders.records import (
 )
 
 _CTRL_C: Final = {signal.SIGINT}
-#: How long a process may take to end (s).
+#: The timeout for a process to end (s).
 _END_SECONDS: Final = 5.0
 
 

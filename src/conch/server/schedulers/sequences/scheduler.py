@@ -220,7 +220,7 @@ class OldestFirst:
             self._order.admit(request)
 
     def withdraw(self, request: InferRequest) -> None:
-        """Take back a request that waits for a batch."""
+        """Withdraw a request that waits for a batch."""
         self._queue.remove([request])
         del self._slots[request.serial]
 

@@ -39,7 +39,7 @@ class ResponsesForm:
 
 @dataclass(frozen=True, slots=True)
 class _ReasoningNames:
-    """How reasoning is sent: the member of its item, type and index of its part, and the events of part and text."""
+    """The form of reasoning: the member of its item, type and index of its part, and the events of part and text."""
 
     member: str
     part: str
@@ -59,7 +59,7 @@ _SUMMARY: Final = _ReasoningNames(
 class ResponsesResponse(ConversationResponse):
     """A response; it has one part in each message and in each reasoning item.
 
-    ``stored``: whether it is or will be in the response store, as the client is told.
+    ``stored``: whether the response says that it is or will be in the response store.
     """
 
     def __init__(self, plan: ChatPlan, model: str, form: ResponsesForm) -> None:
