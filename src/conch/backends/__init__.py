@@ -1,0 +1,1 @@
+"""Backends, which run models in workers; the server imports only ``table``."""

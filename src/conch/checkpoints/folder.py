@@ -59,7 +59,7 @@ def labels_of(config: Mapping[str, Any], path: str) -> list[str] | None:
         return [f"LABEL_{index}" for index in range(count or _DEFAULT_CLASSES)]
     labels = _in_order(names, path)
     if count is not None and count != len(labels):
-        raise invalid(f"{path}: id2label has {len(labels)} labels, num_labels says {count}")
+        raise invalid(f"{path}: id2label has {len(labels)} labels, but num_labels is {count}")
     _check_inverse(labels, config.get("label2id"), path)
     return labels
 
@@ -102,7 +102,7 @@ def _check_inverse(labels: list[str], indices: Any, path: str) -> None:
     for index, label in enumerate(labels):
         other = indices.get(label)
         if other is not None and labels.count(label) == 1 and str(other) != str(index):
-            raise invalid(f"{path}: id2label gives class {index} the label '{label}', label2id says {other}")
+            raise invalid(f"{path}: class {index} has the label '{label}' in id2label, but label2id maps it to {other}")
 
 
 #: The list of a folder's sentence-transformers modules.

@@ -213,7 +213,7 @@ def _of_gpus(facts: Facts) -> Iterator[Advice]:
     if torch.detail.startswith("CUDA") and not facts.gpus.devices:
         yield Advice(
             f"torch is built for {torch.detail} and there is no GPU: its CUDA libraries take gigabytes of disk space",
-            "install PyTorch's CPU build, as its site says",
+            "install PyTorch's CPU build, as described on its site",
         )
     if facts.gpus.devices:
         if torch.detail == "CPU":

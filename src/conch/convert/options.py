@@ -46,7 +46,7 @@ class ConversionOptions:
     )
     force: bool = option(False, _VARIANTS, "Let refused variants serve; this is recorded.")
     keep: Literal["auto", "all"] = option(
-        "all", _VARIANTS, "Write all variants that may serve (default), or only what serves."
+        "all", _VARIANTS, "Write all accepted variants (default), or only those that serve."
     )
     batch_sizes: tuple[int, ...] = option(
         (), _MEASURING, "Batch sizes to measure (default: 1 8 32; for language models 1 8).",

@@ -437,13 +437,13 @@ def _accompany(conversion: Conversion[Any, Any], manifest: Manifest, built: Mapp
         name, overall = candidate.variant.name, candidate.companion.overall
         faster = f"'{name}' is faster at {candidate.where}"
         if not candidate.worth_it:
-            choice.append(f"{faster}, which makes {overall:.2f}x over all: too little to hold both")
+            choice.append(f"{faster}, a gain of {overall:.2f}x over all shapes: too little to hold both")
             break  # the others gain less
         conversion.progress(f"comparing {manifest.auto} with {name}")
         figures, reasons = conversion.compare_pair(auto, built[name])
         if reasons:
             choice.append(
-                f"{faster}, but cannot serve beside '{manifest.auto}', because the output for a text would "
+                f"{faster}, but cannot serve together with '{manifest.auto}', because the output for a text would "
                 f"depend on the other texts in its batch: {'; '.join(reasons)}"
             )
             continue

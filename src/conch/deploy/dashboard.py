@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 #: Panels fill rows of this many units; a graph is a third of it wide.
 _WIDTH: Final = 24
-#: The filter of each query, from the variables of the dashboard.
+#: The selectors of queries, which use the variables of the dashboard.
 _SERVER: Final = 'job=~"$job",instance=~"$instance"'
 _MODEL: Final = f'{_SERVER},model=~"$model"'
 

@@ -1,7 +1,9 @@
 """The declaration of options: each has a name, a type, a default, a section and a help text, written once.
 
 The options of a command are the fields of a class, declared with :func:`option`. The command line and completion
-(:mod:`conch.cli.options`), files, the library and the tables of the documentation are derived from the declarations.
+(:mod:`conch.cli.options`), files, the library and the tables of the documentation are derived from the declarations. To
+add an option, add a field to the class of its command: ``Settings`` (``settings.py``) for ``conch serve``, the
+``options`` modules for other commands.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class BackendDirectories:
         searched = (self.first or TRITONS_DIRECTORY) / config.backend / PYTHON_RUNTIME
         hint = f"put it at {searched}, or start the server with --backend-directory"
         if config.backend == "python":
-            hint = "leave 'runtime' out: models with backend \"python\" have a model.py of their own"
+            hint = "leave 'runtime' out: models with backend \"python\" have their own model.py"
         return Problem(
             f"unable to find Python backend based backend library '{PYTHON_RUNTIME}' for model '{config.name}', "
             f"searched: '{searched}'",

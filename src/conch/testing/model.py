@@ -213,13 +213,13 @@ class ModelUnderTest:
             spec = self.signature.outputs[name]
             if tensor.datatype != spec.datatype:
                 raise internal(
-                    f"output '{name}' {about} is {tensor.datatype}, but its configuration says {spec.datatype}"
+                    f"output '{name}' {about} is {tensor.datatype}, but its configuration declares {spec.datatype}"
                 )
             expected = (*rows, *spec.dims)
             if not _fits(tensor.shape, expected):
                 raise internal(
                     f"output '{name}' {about} has shape {format_shape(tensor.shape)}, "
-                    f"but its configuration says {format_shape(expected)}"
+                    f"but its configuration declares {format_shape(expected)}"
                 )
         return ModelReply({name: decode(tensor) for name, tensor in outputs.items()}, response.parameters)
 

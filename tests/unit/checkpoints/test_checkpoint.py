@@ -187,7 +187,7 @@ def test_labels_are_by_index(tmp_path: Path, config: dict[str, Any], labels: lis
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"id2label": {"0": "A", "1": "B"}, "num_labels": 3}, "id2label has 2 labels, num_labels says 3"),
+        ({"id2label": {"0": "A", "1": "B"}, "num_labels": 3}, "id2label has 2 labels, but num_labels is 3"),
         ({"id2label": {"0": "A", "2": "B"}}, "id2label has 2 labels, but none for class 1"),
         ({"id2label": {"1": "A", "2": "B"}}, "id2label has 2 labels, but none for class 0"),
         ({"id2label": {"a": "A"}}, "id2label has an index that is not a number"),
@@ -196,7 +196,7 @@ def test_labels_are_by_index(tmp_path: Path, config: dict[str, Any], labels: lis
         ({"num_labels": 0}, "num_labels must be a positive number, not 0"),
         (
             {"id2label": {"0": "A", "1": "B"}, "label2id": {"A": 1, "B": 0}},
-            "id2label gives class 0 the label 'A', label2id says 1",
+            "class 0 has the label 'A' in id2label, but label2id maps it to 1",
         ),
     ],
 )

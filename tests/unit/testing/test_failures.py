@@ -75,7 +75,7 @@ RESPONSE = "[pb_utils.InferenceResponse([pb_utils.Tensor(NAME, ARRAY)])]"
         (RESPONSE.replace("NAME", "'greeting'").replace("ARRAY", "np.zeros(1)"), "is FP64, but its .* says BYTES"),
         (
             RESPONSE.replace("NAME", "'greeting'").replace("ARRAY", "np.array(['x'])"),
-            r"has shape \[1\], but its configuration says \[1,1\]",
+            r"has shape \[1\], but its configuration declares \[1,1\]",
         ),
     ],
 )

@@ -149,7 +149,7 @@ def _cut(name: str, value: Array | Strings, shapes: _Shapes) -> Iterator[Array |
     """Cut the elements of an output into consecutive parts of these shapes."""
     count, expected_count = prod(value.shape), sum(map(prod, shapes))
     if count < expected_count:
-        raise internal(f"output '{name}' has {count} elements, and its requests' inputs ask for {expected_count}")
+        raise internal(f"output '{name}' has {count} elements, but its requests' inputs require {expected_count}")
     at = 0
     for shape in shapes:
         part = slice(at, at := at + prod(shape))

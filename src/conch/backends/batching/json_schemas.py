@@ -177,7 +177,7 @@ class _Rewriter:
                 if not _is_number(value) or value <= 0:
                     raise invalid("keyword 'multipleOf' must be a number above 0")
                 if not self._divisible:
-                    raise invalid(f"keyword 'multipleOf' of {value} is not supported beside the others")
+                    raise invalid(f"keyword 'multipleOf' of {value} is not supported in combination with the others")
                 result[keyword] = value
             case "pattern":
                 result[keyword] = translate(_text(keyword, value))
@@ -320,7 +320,7 @@ class _Rewriter:
         _check_value(distinct)
         if all(isinstance(value, str) for value in distinct):
             if least > len(distinct):
-                raise invalid(f"keyword 'minItems' asks for {least} of {len(distinct)} unique constants")
+                raise invalid(f"keyword 'minItems' requires {least} of {len(distinct)} unique constants")
             result[UNIQUE] = distinct
             return
         longest = len(distinct) if most is None else min(most, len(distinct))

@@ -32,7 +32,7 @@ _PAUSE: Final = 15
 
 @dataclass(slots=True)
 class Lookahead:
-    """The number of tokens to propose for a sequence, up to ``limit``; adapts to the number of accepted ones."""
+    """The number of tokens to propose for a sequence, up to ``limit``; depends on the number of accepted ones."""
 
     limit: int
     length: int = 1

@@ -201,8 +201,7 @@ class Compilations:
 
     def _late(self) -> ConchError:
         return unavailable(
-            f"the server is busy: structures are being compiled, and this one has not been within "
-            f"{self._wait_seconds:g} s"
+            f"the server is busy: structures are being compiled, and this one has waited for {self._wait_seconds:g} s"
         )
 
     def _keep(self, structure: Structure, compiled: Any) -> None:

@@ -301,9 +301,7 @@ def session_settings(
 
 def _threads(name: str, count: int) -> int:
     if not 0 <= count < 1 << 31:
-        raise invalid(
-            f"{name} is {count}; it must be the size of a pool of threads, or 0 for as many as there are cores"
-        )
+        raise invalid(f"{name} is {count}; it must be the size of a pool of threads, or 0 for one thread per core")
     return count
 
 

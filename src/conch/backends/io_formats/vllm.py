@@ -120,7 +120,7 @@ class VllmBackend(TextBackend):
             # Some engine arguments name code to import, and a checkpoint's folder is not trusted to do that.
             self.warn_of(
                 f"model.json lies in a checkpoint's folder, so its engine arguments {', '.join(sorted(others))} are "
-                "ignored: let a model.json in a folder of its own name the checkpoint"
+                "ignored: name the checkpoint in a model.json in a separate folder"
             )
             return {}
         if engine == "vllm":

@@ -232,7 +232,7 @@ def format_size(form: Any, values: Any) -> float:
     text = str(form)
     widths = [width for groups in _WIDTH.findall(text) for width in groups if width]
     if not all(width.isdigit() and len(width) <= _MAX_WIDTH_DIGITS for width in widths):
-        raise TooMuch("it has a format with a width of more than four digits, or one that is told elsewhere")
+        raise TooMuch("it has a format with a width of more than four digits, or a width from an argument")
     placeholders = text.count("{") + text.count("%")
     return float(len(text) + placeholders * size_of(values) + sum(map(int, widths)))
 

@@ -177,9 +177,7 @@ def query_embedders(client: DemoClient, console: Console) -> None:
     differences = [abs(a - b) for x, y in zip(first, other, strict=True) for a, b in zip(x, y, strict=True)]
     if not all(difference <= TOLERANCE for difference in differences):  # NaN is an error too
         raise internal(f"{' and '.join(EMBEDDERS)} differ by {max(differences):.2g}, more than {TOLERANCE:g}")
-    console.print(
-        f"The results of the model and the ensemble differ by {max(differences):.0e}.\n", highlight=False
-    )
+    console.print(f"The results of the model and the ensemble differ by {max(differences):.0e}.\n", highlight=False)
 
 
 def query_generator(client: DemoClient, console: Console) -> None:

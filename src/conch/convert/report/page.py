@@ -279,7 +279,7 @@ def _lead(manifest: Manifest) -> str:
     beside = ""
     if manifest.by_shape is not None:
         other = title(manifest.variant(manifest.by_shape.variant))
-        beside = f", with {other} beside it for the shapes where that is faster"
+        beside = f", together with {other} for the shapes where that is faster"
     why = "it was refused, and serves by --force" if auto.forced else "the fastest that agrees with the checkpoint"
     if is_disturbed(manifest):
         why += "; other processes used the machine, so its speed is not reliable"

@@ -160,7 +160,7 @@ class SpeechConversion(Conversion[Any, list[str]]):
         if variant.name == REFERENCE and self.recordings.texts:
             rate = agreement.word_errors(self.recordings.texts, transcripts).rate
             if rate > MAX_REFERENCE_RATE:
-                self.warn([f"the checkpoint's own word error rate is {rate:.0%}: the figures say little"])
+                self.warn([f"the checkpoint's own word error rate is {rate:.0%}: the figures are not reliable"])
         return pipeline, transcripts
 
     def opening(self, variant: BuiltVariant) -> Opening:

@@ -1,0 +1,1 @@
+"""The HTTP front end: connections, routes and handlers; ``conch.wire`` converts the bodies."""

@@ -206,7 +206,9 @@ def grpc_infer(message: Buffer) -> tuple[bytes, list[Buffer], list[int | None]]:
     ]
     rest = parsed.SerializeToString()
     if len(rest) > MOST_BESIDES:
-        raise invalid(f"the request has {len(rest)} bytes besides its tensors; at most {MOST_BESIDES} are allowed")
+        raise invalid(
+            f"the request has {len(rest)} bytes in addition to its tensors; at most {MOST_BESIDES} are allowed"
+        )
     return rest, raw, elements
 
 

@@ -1,4 +1,4 @@
-"""A worker that is restarted when it dies. It runs one instance of a Python model, or all instances on a device.
+"""Restarts a worker when it dies. The worker runs one instance of a Python model, or all instances on a device.
 
 Owned by the dispatcher that assigns batches to it; runs on the event loop and uses its clock.
 """

@@ -1,4 +1,4 @@
-"""Inputs and outputs of the on-demand planner: capacity, footprints, waiting requests and decisions."""
+"""Data types of the on-demand planner (``eviction.py``): capacity, footprints, waiting requests and decisions."""
 
 from __future__ import annotations
 

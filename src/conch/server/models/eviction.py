@@ -550,5 +550,5 @@ class OnDemandPlanner:
 
 
 def _loads_alone(name: str, resident: _Resident) -> bool:
-    """Whether a separate load may load a model."""
+    """Whether one of the loads is that of the model itself, and not of an ensemble."""
     return any(load.name == name for load in resident.loads)

@@ -1,4 +1,4 @@
-"""The memory ledger: how much memory each model uses, how much a load will use, and whether it is available.
+"""The memory ledger: the memory that each model uses and that a load needs; refuses loads that do not fit.
 
 A model is measured after it is loaded and before it is unloaded; callers that read the figures call ``refresh`` for new
 ones. Runs on the event loop; processes and directories are read in a thread.

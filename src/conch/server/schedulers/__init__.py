@@ -1,0 +1,1 @@
+"""Schedulers: pure state machines that decide which requests run next, and when."""

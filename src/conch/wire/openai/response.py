@@ -188,7 +188,7 @@ def _tokens(text: bytes, top: int) -> list[Token] | None:
 
 
 def _listed(text: bytes) -> list[dict[str, dict[str, Any]] | None] | None:
-    """Parse the log-probabilities of positions, each by token id; None means none."""
+    """Parse the log-probabilities of positions, each by token id; None if there are none."""
     try:
         listed: list[dict[str, dict[str, Any]] | None] | None = orjson.loads(text)
     except orjson.JSONDecodeError:

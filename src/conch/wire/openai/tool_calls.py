@@ -23,7 +23,7 @@ def read_tools(fields: Fields) -> Tools:
     fields.refuse("functions", "function_call", hint=": use 'tools' and 'tool_choice'")
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise ApiError("'tool_choice' asks for a tool, but 'tools' is missing", "tool_choice")
+            raise ApiError("'tool_choice' requires a tool, but 'tools' is missing", "tool_choice")
         return Tools()
     schemas = dict(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools))
     parameters = {name: parameter_types(schema) for name, schema in schemas.items()}

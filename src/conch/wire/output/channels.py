@@ -45,7 +45,7 @@ class ChannelParser:
         self._calls = Calls(tools)
         self._offered = tools.mode == "auto"
         self._pending = ""
-        #: The kind of the current message; None in a header.
+        #: The type of the current message's events; None in a header.
         self._event: type[TextDelta] | type[ReasoningDelta] | None = None
         self._arguments: ObjectReader | None = None
         #: The kinds of messages that have text, and whether the current one has.
@@ -130,6 +130,6 @@ class ChannelParser:
 
 
 def _kind(header: str) -> type[TextDelta] | type[ReasoningDelta]:
-    """Return the kind of the message after ``header``."""
+    """Return the type of the events for the message after ``header``."""
     channel = _NAME.search(header)
     return ReasoningDelta if channel is not None and channel[1] == "analysis" else TextDelta

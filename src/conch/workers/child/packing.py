@@ -250,7 +250,7 @@ class OutputWatch:
             if self._is_news(name, "missing"):
                 self._warn(
                     f"model '{self._name}' did not return the output '{name}', which its configuration declares and a "
-                    "request asks for; its response does not contain it"
+                    "request names; its response does not contain it"
                 )
 
     def _explain_output(self, name: str, datatype: str, shape: Sequence[int], rows: int | None) -> None:

@@ -1,7 +1,7 @@
 """The server's side of a worker process: sends batches, delivers responses and handles the end of the process.
 
 Runs on the server's event loop. A ``WorkerProcess`` is independent of schedulers: it receives batches and calls back.
-Every request completes or fails, even if the process dies.
+Every request completes or fails, even if the process dies; ``server/execution/worker.py`` then restarts it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Creates, watches and ends all worker processes of a server, so that none outlives it.
+"""Creates, watches and ends all worker processes of a server, so that none outlives it; does not restart them.
 
 Owned by the server; runs on its event loop, as the watchdog and the guard do. A check of the watchdog reads a few bytes
 of shared memory per worker; /proc is read only for workers that are silent or loading.

@@ -92,7 +92,7 @@ def test_scattered_texts_are_cut_as_well() -> None:
 
 
 def test_output_too_small_for_its_requests_is_an_error_that_names_it() -> None:
-    with pytest.raises(ConchError, match="output 'y' has 13 elements, and its requests' inputs ask for 14"):
+    with pytest.raises(ConchError, match="output 'y' has 13 elements, but its requests' inputs require 14"):
         RaggedBatches(config(batch_output=[SCATTER])).split(REQUESTS, {"y": np.zeros((13,), np.float32)})
 
 

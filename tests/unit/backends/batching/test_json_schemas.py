@@ -230,7 +230,7 @@ def test_texts_at_the_limits_of_a_schema(schema: Any, allowed: list[str], not_al
         ({"type": "object", "minProperties": 2}, "keyword 'minProperties' above 1 needs as many names in 'required'"),
         ({"propertyNames": {"minLength": 2}}, "keyword 'propertyNames' is supported only with one of pattern, enum or"),
         ({"type": "array", "uniqueItems": True}, "keyword 'uniqueItems' is supported only for arrays of constants, or"),
-        ({"items": {"enum": ["a"]}, "uniqueItems": True, "minItems": 2}, "keyword 'minItems' asks for 2 of 1 unique"),
+        ({"items": {"enum": ["a"]}, "uniqueItems": True, "minItems": 2}, "keyword 'minItems' requires 2 of 1 unique"),
         (
             {"items": {"enum": list(range(6))}, "uniqueItems": True},
             "keyword 'uniqueItems' is supported for at most 400 sequences, and an array of these 6 constants has more",

@@ -522,7 +522,7 @@ async def test_what_is_wrong_with_a_grpc_message_is_left_to_be_told(offloader: O
     wrong = {"name": "b", "datatype": "FP32", "shape": [1], "contents": {"bool_contents": [True]}}
     assert "expected datatype 'FP32'" in (await refusal(decoded_grpc(offloader, grpc_request(wrong)))).message
     many = grpc_request(*[nothing] * 60_000)
-    assert "besides its tensors" in (await refusal(decoded_grpc(offloader, many))).message
+    assert "in addition to its tensors" in (await refusal(decoded_grpc(offloader, many))).message
 
 
 class _Regions(Regions):

@@ -44,7 +44,7 @@ def test_output_that_is_not_declared_is_reported_once(look: Look) -> None:
 def test_output_that_does_not_come_is_reported_once(look: Look) -> None:
     look("A")
     assert look("A") == [
-        "model 'm' did not return the output 'B', which its configuration declares and a request asks for; "
+        "model 'm' did not return the output 'B', which its configuration declares and a request names; "
         "its response does not contain it"
     ]
 

@@ -135,7 +135,7 @@ class LlamaLibrary:
     def reason(self) -> str:
         """Return the first error in llama.cpp's log, without the names of its functions."""
         if not self._errors:
-            return "llama.cpp does not say why"
+            return "llama.cpp gives no reason"
         text = self._errors[0].partition(": ")[2] or self._errors[0]
         return re.sub(r"^(error loading model: |error loading model hyperparameters: |\w+: )*", "", text).strip()
 

@@ -185,7 +185,7 @@ def _check_inputs(spec: EngineSpec, model: Any) -> None:
     """Raise INVALID_ARG for inputs that ``run`` does not set, and for state, which all sequences would share."""
     if states := [node for node in model.get_ops() if node.get_type_name() == "ReadValue"]:
         raise invalid(
-            f"engine 'openvino' cannot load {spec.source}: its graph keeps state besides the KV cache of attention, "
+            f"engine 'openvino' cannot load {spec.source}: its graph keeps state other than the KV cache of attention, "
             f"'{states[0].get_attributes()['variable_id']}'; set parameter 'engine' to 'transformers'"
         )
     for port in model.inputs:

@@ -86,8 +86,8 @@ class Embedding(Task):
         pipeline = self.pipelines_by_task[task]
         if HIDDEN_STATE.name in request.outputs and not pipeline.gives_hidden_state:
             raise unsupported(
-                f"output '{HIDDEN_STATE.name}': what serves this model gives one vector for each text; a network that "
-                "is not converted, or a graph without pooling, gives one for each token"
+                f"output '{HIDDEN_STATE.name}': the engine of this model returns one vector per text; a network that "
+                "is not converted, or a graph without pooling, returns one per token"
             )
         return pipeline.prepare(request, texts, prompt, task)
 

@@ -238,7 +238,7 @@ _PROMPT: Final = {
     "prompt_name": _text("a prompt of the checkpoint"), "prompt": _text("a text before each text"),
 }  # fmt: skip
 _TRUNCATED: Final = {
-    "truncate_prompt_tokens": _integer("-1: as many as the model takes", -1),
+    "truncate_prompt_tokens": _integer("-1: the maximum of the model", -1),
     "truncation_side": _text("", "left", "right"),
 }  # fmt: skip
 _OPENAI: Final[dict[str, Schema]] = {

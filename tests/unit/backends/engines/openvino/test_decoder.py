@@ -172,7 +172,7 @@ def test_graphs_with_a_state_of_another_kind_are_refused(directory: Path, tmp_pa
     last = ops.gather(changed, ops.constant(np.array([-1])), ops.constant(np.int64(1)))
     model.add_sinks([ops.assign(last, "recurrent.0")])
     openvino.save_model(model, tmp_path / "openvino_model.xml", compress_to_fp16=False)
-    with pytest.raises(ConchError, match=r"keeps state besides the KV cache of attention, 'recurrent\.0'") as refused:
+    with pytest.raises(ConchError, match=r"state other than the KV cache of attention, 'recurrent\.0'") as refused:
         OpenVinoDecoder(spec(tmp_path))
     assert refused.value.code is Code.INVALID_ARG
 
