@@ -349,8 +349,8 @@ def ports(services: Mapping[str, int], address: str) -> tuple[PortFact, ...]:
 
 #: The purpose of each package, by import name.
 _PURPOSES: Final[Mapping[str, str]] = {
-    "torch": "checkpoints as they are",
-    "transformers": "checkpoints as they are",
+    "torch": "unconverted checkpoints",
+    "transformers": "unconverted checkpoints",
     "onnxruntime": "ONNX graphs, converted models",
     "openvino": "OpenVINO graphs, converted models",
     "openvino_genai": "GGUF files on OpenVINO",

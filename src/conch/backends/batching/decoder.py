@@ -1,8 +1,8 @@
 """The interface of decoders: a network that reads tokens of several sequences at once into a paged KV cache.
 
-A decoder only computes. ``batcher.py`` decides which sequences read which tokens in a step, ``kv_blocks.py`` which
-blocks of the cache they use, and ``sampler.py`` chooses tokens from the logits. The engines ``openvino`` and
-``llamacpp`` are such a batcher with a decoder each.
+A decoder only computes. ``batcher.py`` assigns tokens of sequences to steps, ``kv_blocks.py`` assigns blocks of the
+cache to sequences, and ``sampler.py`` chooses tokens from the logits. The engines ``openvino`` and ``llamacpp`` are
+such a batcher with a decoder each.
 
 All calls come from the engine's thread.
 """

@@ -1,4 +1,4 @@
-"""The blocks of a paged KV cache: which slot uses which blocks, and which blocks slots share. No I/O.
+"""The blocks of a paged KV cache: assigns blocks to slots, and shares full blocks between slots. No I/O.
 
 A block belongs to every slot that shares it. Slots share only blocks that are full, so that no slot writes into a block
 of another. A retained slot has no running sequence; its blocks are kept for prompts with the same beginning until they

@@ -1,4 +1,4 @@
-"""The sequences in a decoder's KV cache: those that run, and those that are retained for prompts that begin alike.
+"""The sequences in a decoder's KV cache: running ones, and those retained for prompts with the same beginning.
 
 When a sequence ends or is preempted, its slot is retained with the tokens that the cache holds. A later prompt with the
 same beginning shares these tokens instead of computing them. Retained slots are shortened from the end, the least

@@ -1,4 +1,4 @@
-"""The scheduler for sequence batching: decides which requests of which sequences run next, on which instance.
+"""The scheduler for sequence batching: assigns the requests of sequences to instances, in order.
 
 A pure state machine: times are passed in (``monotonic_ns``) and nothing sleeps. Each loaded model version with sequence
 batching has a scheduler, on the event loop; its dispatcher reports instances and completed batches. A sequence keeps a
