@@ -197,7 +197,8 @@ class Checkpoint:
     gguf: GgufFile | None = None
     version_directory: Path | None = None
     warning: str = ""
-    #: Dependencies of outputs besides the files of the version, as kinds and texts; see ``repository/fingerprint.py``.
+    #: Dependencies of outputs other than the files of the version, as kinds and texts; see
+    #: ``repository/fingerprint.py``.
     dependencies: list[tuple[str, str]] = field(default_factory=list)
     _documents: dict[str, Any] = field(default_factory=dict, repr=False)
 

@@ -509,7 +509,7 @@ _NO_WEIGHTS: Final = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
 
 
 #: The architectures for which the engine ``llamacpp`` converts adapters of PEFT. True: the rows of their queries and
-#: keys are in an order of their own, because numbers next to each other are rotated together.
+#: keys have a special order, because numbers next to each other are rotated together.
 ADAPTED: Final[Mapping[str, bool]] = {
     **dict.fromkeys(("llama", "granite", "smollm3"), True),
     **dict.fromkeys(("qwen2", "qwen3", "phi3", "olmo2", "gemma", "gemma2", "gemma3"), False),

@@ -76,7 +76,7 @@ def require_consistent(file: GgufFile) -> None:
 
 def _require_layers(file: GgufFile, name: str, width: _Size) -> None:
     layers = _one(file, f"{name}.block_count", 0)
-    # Each layer has tensors of its own, so that the loop below ends soon for any number.
+    # Each layer has its own tensors, so the loop below ends soon for any number.
     blocks = {int(match[1]) for tensor in file.tensors if (match := _BLOCK.match(tensor))}
     if blocks and max(blocks) >= layers:
         raise invalid(f"{file.path}: {name}.block_count is {layers}, and there are tensors of block {max(blocks)}")

@@ -16,7 +16,7 @@ from conch.core.errors import ConchError, invalid
 
 #: Engines for tasks with a single forward pass; each loads its own kind of files.
 ENGINES: Final = ("torch", "onnxruntime", "openvino")
-#: Engines that generate text, with the kind of files that each loads: ``torch`` stands for a checkpoint's own weights,
+#: Engines that generate text, with the kind of files that each loads: ``torch`` means a checkpoint's own weights,
 #: ``openvino`` for an export, ``gguf`` for a GGUF file. As an engine name, ``torch`` is an alias of ``transformers``
 #: for text generation.
 TEXT_ENGINES: Final[Mapping[str, str]] = {

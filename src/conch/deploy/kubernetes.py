@@ -36,7 +36,7 @@ _HOST: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _MIB: Final = 1 << 20
 #: Memory is requested in steps of this size (bytes).
 _STEP: Final = 256 * _MIB
-#: The request and the limit as multiples of the measured memory, and what the limit leaves free besides (bytes).
+#: The request and the limit as multiples of the measured memory, and the bytes that the limit adds.
 _REQUEST: Final = 1.2
 _LIMIT: Final = 1.5
 _FREE: Final = 512 * _MIB

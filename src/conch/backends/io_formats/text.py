@@ -388,7 +388,7 @@ class TextInterface:
         stream = bool(request.option("stream", False))
         if stream and not self.decoupled:
             raise invalid("Streaming is only supported in decoupled mode.")
-        # A structure makes calls of tools that the model is not told about possible.
+        # A structure allows calls even of tools that are not in the prompt.
         text, prompt, items = self._prompt(request, optional_tools="structured_outputs" in overrides.values)
         if request.option("tokenize_only", False):
             counted = np.array([len(prompt)], np.uint32)

@@ -45,7 +45,7 @@ from conch.core.inference import TensorSpec
 from conch.machine import extras
 from conch.machine.facts import usable_cores
 
-#: Default chunk length (s) of models without windows of their own; a sixth of it overlaps on each side.
+#: Default chunk length (s) of models without their own windows; a sixth of it overlaps on each side.
 CHUNK_SECONDS: Final = 30
 #: Minimum of ``chunk_length_s`` (s); in some networks, a shorter chunk is less than a frame.
 SHORT: Final = 0.1

@@ -438,7 +438,7 @@ def _opened(checkpoint: Checkpoint, replaced: dict[str, str] | None) -> TextToke
     settings = checkpoint.json("tokenizer_config.json") or {}
     templates = templates_of(checkpoint.directory, settings) if replaced is None else replaced
     settings = {**(checkpoint.json("special_tokens_map.json") or {}), **settings}
-    # transformers makes SigLIP2's tokenizer convert texts to lower case, whatever tokenizer.json says.
+    # transformers makes SigLIP2's tokenizer convert texts to lower case, regardless of tokenizer.json.
     if checkpoint.has("tokenizer.json") and checkpoint.config.get("model_type") != "siglip2":
         return _of_json(checkpoint, settings, templates)
     return _with_transformers(checkpoint, settings, templates)

@@ -108,7 +108,7 @@ def put_around(fast: Any, bos: str | None, eos: str | None, between: Sequence[st
     """
     from tokenizers import processors
 
-    # Names of their own, because the texts of tokens may have another meaning in a template, such as "$A".
+    # Separate names, because the texts of tokens may have another meaning in a template, such as "$A".
     around = {name: text for name, text in (("bos", bos), ("eos", eos)) if text}
     around |= {f"between{index}": text for index, text in enumerate(between)}
     names = ("bos", "$A", *(name for name in around if name.startswith("between")), "$B", "eos")

@@ -154,7 +154,7 @@ class SplitVocabulary:
         if self.splits:
             size = max(WORDS, -(-last.out_features // MOST_PARTS))
             self._last = last
-            # Matrices of their own: a part of a larger one would be cut out at every run.
+            # Separate matrices: a part of a larger one would be cut out at every run.
             self._parts = [part.t().contiguous() for part in last.weight.detach().split(size)]
             self._biases = [None] * len(self._parts) if last.bias is None else last.bias.detach().split(size)
             self.splits = self._agrees()

@@ -123,7 +123,7 @@ class HttpExchange:
         self.on_disconnect: Callable[[], None] | None = None
         self.started = False
         self.duration_header = b""
-        #: Headers of the response besides those of the handler; set by the application.
+        #: Headers of the response in addition to those of the handler; set by the application.
         self.response_headers: Headers = ()
         #: The access log record of this exchange.
         self.record: AccessRecord | None = None

@@ -115,7 +115,7 @@ class TopApp(App[None]):
                 self._source.forget()
         else:
             if self._lost:
-                self._history = ServerHistory()  # its counters may have begun anew
+                self._history = ServerHistory()  # its counters may have been reset
             self._lost = ""
             self._server = "conch" if reading.counts.conch else reading.server
             figures = self._history.add(reading.time, reading.counts, reading.models, reading.instances)

@@ -144,7 +144,7 @@ def check_python_model(path: Path, tree: ast.Module, *, decoupled: bool | None) 
 def check_called_models(path: Path, tree: ast.Module, models: Collection[str]) -> Iterator[Finding]:
     """Yield names in BLS calls of the file at ``path`` that are not in ``models``."""
     if _calls(tree, "load_model"):
-        return  # it may load models with files of its own
+        return  # it may load models with its own files
     constants = _StringConstants(tree)
     for call in _calls(tree, "InferenceRequest"):
         for argument in call.keywords:

@@ -27,7 +27,7 @@ MAX_PADDED: Final = 1 << 16
 MAX_IMAGES: Final = 16
 #: Largest token id.
 MAX_TOKEN: Final = 2**31 - 1
-#: ``reason`` of errors that some APIs report with a status of their own.
+#: ``reason`` of errors that some APIs report with a separate status.
 EMPTY: Final = "empty_input"
 TOO_MANY: Final = "too_many_inputs"
 

@@ -72,7 +72,7 @@ class LlamaDecoder(Decoder):
         if sequences > most:
             raise invalid(f"parameter 'max_num_seqs' is {sequences}; llama.cpp has at most {most} sequences")
         self._separate = not arguments.kv_unified
-        # Every slot of a recurrent model has memory of its own, too; those of others only share the cache.
+        # Every slot of a recurrent model has its own memory; the slots of other models only share the cache.
         self.slots = most if self.rewinds and not self._separate else sequences
         context = spec.context or int(module.llama_model_n_ctx_train(self._model))
         recurrent = bool(module.llama_model_is_recurrent(self._model))

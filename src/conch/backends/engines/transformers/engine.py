@@ -342,7 +342,7 @@ class TransformersEngine(SamplingEngine):
                 if longest * (len(started) + 1) > columns:
                     break
             elif columns < min(longest, limit // 2):
-                # The rest of this step's chunk is too small for a run of its own.
+                # The rest of this step's chunk is too small for a separate run.
                 break
             if self._prefixes is not None and not (row.media is not None and row.media.whole):
                 known = self._prefixes.find(row.sampling.prefix_key, row.keyed_tokens)

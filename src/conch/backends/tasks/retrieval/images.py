@@ -29,7 +29,7 @@ from conch.core.inference import TensorSpec
 from conch.core.lengths import equal_runs
 
 IMAGE: Final = TensorSpec("image", "BYTES", (1,), optional=True)
-#: Processors of networks for pages of documents, whose texts are queries in a form of their own.
+#: Processors of networks for pages of documents, whose texts are queries in a special form.
 _QUERIES: Final = ("ColPaliProcessor", "ColQwen2Processor")
 #: The patch size of networks whose configuration has none.
 _PATCH: Final = 16
