@@ -166,7 +166,7 @@ def _checked_shapes(path: Path) -> dict[str, list[int]]:
         expected_size = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
         shapes = {name: tensor["shape"] for name, tensor in header.items()}
     except (LookupError, TypeError):
-        raise invalid(f"{path} is not a safetensors file: its header is wrong") from None
+        raise invalid(f"{path} is not a safetensors file: its header is invalid") from None
     if size < expected_size:
         raise invalid(f"{path} was cut off: it has {size} of {expected_size} bytes")
     return shapes

@@ -283,7 +283,7 @@ def signature(graph: Path) -> tuple[list[_TensorDeclaration], list[_TensorDeclar
     inputs = [_declaration(tensor) for tensor in model.graph.input if tensor.name not in weights]
     if any(not tensor.name.startswith(("input_ids", "attention_mask", "token_type_ids")) for tensor in inputs):
         names = ", ".join(tensor.name for tensor in inputs)
-        raise unsupported(f"--layout triton is for networks of text; this one takes {names}")
+        raise unsupported(f"--layout triton supports only text networks; this one takes {names}")
     return inputs, [_declaration(tensor) for tensor in model.graph.output]
 
 

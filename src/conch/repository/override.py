@@ -172,8 +172,8 @@ def check_allowed(allowed: str, config: str | None, files: Mapping[str, Any]) ->
     brings = "files" if files else "a configuration" if config is not None else ""
     if brings and (allowed == "none" or (allowed == "config" and files)):
         raise invalid(
-            f"a load may not bring {brings}, as this server has --model-load-overrides={allowed}: load the model by "
-            f"its name{' and a configuration' if allowed == 'config' else ''}"
+            f"a load must not contain {brings}, because this server has --model-load-overrides={allowed}: load the "
+            f"model by its name{' and a configuration' if allowed == 'config' else ''}"
         )
 
 

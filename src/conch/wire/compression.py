@@ -60,7 +60,7 @@ def decompress_limited(body: Buffer, encoding: str, limit: int) -> bytes | None:
     if len(data) > limit:
         return None
     if not decompressor.eof:
-        raise invalid(f"failed to decompress the request body ({encoding}): it is cut short")
+        raise invalid(f"failed to decompress the request body ({encoding}): it is truncated")
     if decompressor.unused_data:
         raise invalid(f"failed to decompress the request body ({encoding}): other data follows it")
     return data

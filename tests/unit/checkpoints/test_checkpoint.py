@@ -89,7 +89,7 @@ def safetensors(end: int, name: str = "w") -> bytes:
         (b"", "is not a safetensors file"),
         (b"\xff" * 40, "is not a safetensors file"),
         ((2).to_bytes(8, "little") + b"[]", "is not a safetensors file"),
-        ((7).to_bytes(8, "little") + b'{"w":3}', "is not a safetensors file: its header is wrong"),
+        ((7).to_bytes(8, "little") + b'{"w":3}', "is not a safetensors file: its header is invalid"),
     ],
 )
 def test_weights_that_were_cut_off_are_refused(tmp_path: Path, data: bytes, message: str) -> None:

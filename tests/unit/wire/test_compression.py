@@ -55,8 +55,8 @@ def test_one_byte_more_than_allowed_is_too_much() -> None:
     [
         (b"", "nothing to be decompressed"),
         (TEXT, "incorrect header check"),
-        (gzip.compress(TEXT)[:-20], "it is cut short"),
-        (gzip.compress(TEXT)[:-4], "it is cut short"),
+        (gzip.compress(TEXT)[:-20], "it is truncated"),
+        (gzip.compress(TEXT)[:-4], "it is truncated"),
         (gzip.compress(TEXT) + b"more", "other data follows it"),
         (gzip.compress(TEXT)[:-8] + bytes(8), "incorrect data check"),
     ],

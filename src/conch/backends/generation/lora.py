@@ -51,7 +51,7 @@ class LoraWeights:
         layers = {}
         for layer, pair in pairs.items():
             if len(pair) != 2 or pair["A"].shape[0] != pair["B"].shape[1]:
-                raise invalid(f"LoRA adapter {path}: the matrices of '{layer}' do not fit each other")
+                raise invalid(f"LoRA adapter {path}: the matrices of '{layer}' do not match")
             layers[layer] = pair["A"], pair["B"] * np.float32(scales.of(layer, len(pair["A"])))
         return cls(file, layers, version)
 

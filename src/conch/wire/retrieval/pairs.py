@@ -36,7 +36,7 @@ def pair_inputs(
         classes = signature.outputs[SCORE].dims[-1]
         if classes > 1:
             raise ApiError(
-                f"model '{signature.name}' has {classes} scores for each pair; an order needs one: use "
+                f"model '{signature.name}' has {classes} scores for each pair, but ranking needs one: use "
                 f"/v2/models/{signature.name}/infer",
                 "model",
                 code=Code.UNSUPPORTED,

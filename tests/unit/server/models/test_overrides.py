@@ -29,7 +29,9 @@ def test_load_that_brings_more_than_is_allowed_is_refused(
     with pytest.raises(ConchError) as refused:
         check_allowed(allowed, config, files)
     assert refused.value.code is Code.INVALID_ARG
-    assert f"a load may not bring {brings}, as this server has --model-load-overrides={allowed}" in str(refused.value)
+    assert f"a load must not contain {brings}, because this server has --model-load-overrides={allowed}" in str(
+        refused.value
+    )
 
 
 @pytest.mark.parametrize(
