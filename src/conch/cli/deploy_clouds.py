@@ -62,14 +62,14 @@ class VertexOptions(BundleOptions):
 
 
 def _oci(options: BundleOptions) -> None:
-    """Write a zip archive for OCI Data Science's model catalog, the image's file, Terraform and the steps."""
+    """Write a zip archive for OCI Data Science's model catalog, the container file, Terraform and the steps."""
     from conch.deploy import oci
 
     _write(oci.plan, oci.MOUNT, options)
 
 
 def _sagemaker(options: SageMakerOptions) -> None:
-    """Write model.tar.gz for Amazon SageMaker, the image's file, the calls that create an endpoint, and the steps."""
+    """Write model.tar.gz for Amazon SageMaker, the container file, the calls that create an endpoint, and the steps."""
     from conch.deploy import sagemaker
 
     plan = partial(sagemaker.plan, multi_model=options.multi_model)
@@ -77,7 +77,7 @@ def _sagemaker(options: SageMakerOptions) -> None:
 
 
 def _vertex(options: VertexOptions) -> None:
-    """Write the repository for Google Vertex AI, the image's file, and the commands that upload and deploy it."""
+    """Write the repository for Google Vertex AI, the container file, and the commands that upload and deploy it."""
     from conch.deploy import vertex
 
     _write(partial(vertex.plan, from_bucket=options.from_bucket), vertex.MOUNT, options)

@@ -24,7 +24,7 @@ class TopOptions:
     metrics_url: str = option("", _SECTION, "URL of its metrics page (default: port 8002 of the same host).")
     interval: Seconds = option(1.0, _SECTION, "Seconds between readings.")
     header: tuple[str, ...] = option(
-        (), _SECTION, "Header of requests, as 'Authorization: Bearer KEY'; repeatable.", flags=("-H", "--header")
+        (), _SECTION, "Header of requests, such as 'Authorization: Bearer KEY'; repeatable.", flags=("-H", "--header")
     )
     # fmt: on
 

@@ -73,8 +73,8 @@ class ConvertOptions(ConversionOptions):
     """The options of the command: those of a conversion, and of its report."""
 
     # fmt: off
-    markdown: File | None = option(None, _REPORT, "Write the report there, too.")
-    html: File | None = option(None, _REPORT, "Write the page with charts there, too.")
+    markdown: File | None = option(None, _REPORT, "Also write the report to this file.")
+    html: File | None = option(None, _REPORT, "Also write the page with charts to this file.")
     report: ExistingDirectory | None = option(
         None, _REPORT, "Show the report of a converted model again, and write it to --html and --markdown; converts"
         " nothing.",

@@ -55,11 +55,13 @@ class KubernetesOptions:
     image: str = option("", _SECTION, "The image of the servers (default: conch:VERSION).")
     replicas: Count = option(1, _SERVERS, "Number of servers.")
     cpus: Count = option(2, _SERVERS, "Cores of each server; its engines use as many threads.")
-    memory: str = option("", _SERVERS, "Memory of each server, as 4GiB (default: measured by loading the models here).")
+    memory: str = option(
+        "", _SERVERS, "Memory of each server, such as 4GiB (default: measured by loading the models here)."
+    )
     gpus: Number = option(0, _SERVERS, "GPUs of each server.")
     claim: str = option("models", _SERVERS, "PersistentVolumeClaim with the models.")
-    location: str = option("", _SERVERS, "URL of the models, as s3://bucket/models, instead of a claim.")
-    api_key_file: FileName = option("", _NETWORK, "File with API keys, <name>=<key> a line (default: one new key).")
+    location: str = option("", _SERVERS, "URL of the models, such as s3://bucket/models, instead of a claim.")
+    api_key_file: FileName = option("", _NETWORK, "File with API keys, <name>=<key> per line (default: one new key).")
     host: str = option("", _NETWORK, "Host name at which clients reach the servers (default: only in the cluster).")
     gateway: str = option("", _NETWORK, "Gateway for the host, instead of an Ingress.")
     ingress_namespace: str = option("ingress-nginx", _NETWORK, "Namespace of the Ingress controller or the Gateway.")

@@ -102,7 +102,7 @@ class Settings:
         (), "Models", "[<backend>,]<setting>=<value>; repeatable.", read=triton_values.setting("backend name")
     )
     cache_config: tuple[Setting, ...] = option(
-        (), "Models", "<cache>,<setting>=<value> of local or redis, as local,size=1000000; repeatable.",
+        (), "Models", "<cache>,<setting>=<value> of local or redis, such as local,size=1000000; repeatable.",
         read=triton_values.setting("cache name", scope_needed=True),
     )
     rate_limit: RateLimit = option(
@@ -202,7 +202,7 @@ class Settings:
         (), "HTTP", "<api>,...:<header>=<value>; repeatable.", read=triton_values.restriction("api")
     )
     api_key_file: FileName = option(
-        "", "HTTP", "File of API keys, <name>=<key> per line, that clients of HTTP, OpenAI and gRPC must send one of; "
+        "", "HTTP", "File of API keys, <name>=<key> per line; clients of HTTP, OpenAI and gRPC must send one of them; "
         "CONCH_API_KEY is another key."
     )
     http_use_ssl: bool = option(False, "HTTP", "Use TLS with the server's certificate and key.")
@@ -214,7 +214,7 @@ class Settings:
         (), "HTTP", "Host that requests may name and that web pages may come from, * for any; repeatable."
     )
     cors_origins: tuple[str, ...] = option(
-        (), "HTTP", "Origin of web pages that may send requests and read responses, as https://chat.example.com, "
+        (), "HTTP", "Origin of web pages that may send requests and read responses, such as https://chat.example.com; "
         "* for any; repeatable.",
         read=triton_values.origin,
     )
@@ -230,7 +230,7 @@ class Settings:
     response_store_secs: Count = option(3600, "HTTP", "Seconds for which these responses are stored.")
 
     allowed_media_domains: tuple[str, ...] = option(
-        (), "HTTP", "Host, or <host>:<port>, whose images chats may name by http and https URLs; repeatable."
+        (), "HTTP", "Host, or <host>:<port>, from which images in chats may be fetched over http and https; repeatable."
     )
     default_temperature: Annotated[float, Range(0, 2)] = option(
         1.0, "HTTP", "Temperature of the OpenAI and Anthropic APIs if neither the request nor the checkpoint sets one."
@@ -308,7 +308,7 @@ class Settings:
     log_format: LogFormat = option("default", "Logging", "Format of the start of each line; json: a line per event.")
     log_file: FileName = option("", "Logging", "File to append to, instead of standard error.")
     trace_config: tuple[Setting, ...] = option(
-        (), "Logging", "[triton|opentelemetry,]<setting>=<value>, as level=TIMESTAMPS; repeatable.",
+        (), "Logging", "[triton|opentelemetry,]<setting>=<value>, such as level=TIMESTAMPS; repeatable.",
         read=triton_values.trace_setting,
     )
 

@@ -215,7 +215,7 @@ SILENCE_SECONDS: Final = 5
 @click.option("--chat", is_flag=True, help="Serve only the chat model, which needs no PyTorch.")
 @click.option("--once", is_flag=True, help="Stop after the first requests.")
 @click.option("--directory", type=click.Path(path_type=Path), default=Path(".demo"), show_default=True,
-              help="Where the repository and the server's log are written.")  # fmt: skip
+              help="Directory for the repository and the server's log.")  # fmt: skip
 @click.option(
     "--http-port",
     type=click.IntRange(1, 65535),

@@ -62,7 +62,7 @@ class PerfOptions:
         flags=("--output-shared-memory-size",), metavar="BYTES",
     )
     composing: str = option(
-        "", _GENERAL, "Models that this model calls; their statistics are shown, too.",
+        "", _GENERAL, "Models that this model calls, to show their statistics.",
         flags=("--bls-composing-models",), metavar="NAME[:N],…",
     )
     timeout: Annotated[float, Range(0.001, _DAY)] = option(600.0, _GENERAL, "Request timeout in seconds.", metavar="S")
