@@ -72,7 +72,7 @@ RESPONSE = "[pb_utils.InferenceResponse([pb_utils.Tensor(NAME, ARRAY)])]"
         ("3", r"Expected a list in the execute return, found type '<class 'int'>'\."),
         ("[]", "Number of InferenceResponse objects do not match the number of InferenceRequest objects"),
         (RESPONSE.replace("NAME", "'greting'").replace("ARRAY", "np.zeros(1)"), "lacks output 'greeting', which its"),
-        (RESPONSE.replace("NAME", "'greeting'").replace("ARRAY", "np.zeros(1)"), "is FP64, but its .* says BYTES"),
+        (RESPONSE.replace("NAME", "'greeting'").replace("ARRAY", "np.zeros(1)"), "is FP64, but its .* declares BYTES"),
         (
             RESPONSE.replace("NAME", "'greeting'").replace("ARRAY", "np.array(['x'])"),
             r"has shape \[1\], but its configuration declares \[1,1\]",
