@@ -215,6 +215,51 @@ def test_structured_answers_follow_the_reasoning_in_each_api(server: ConchServer
     assert json.loads(message["content"][0]["text"]) == {"ok": True}
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_calls_of_strict_tools_follow_the_schema_if_the_model_begins_them(server: ConchServer, strict: bool) -> None:
+    """The mark of calls is the likeliest token, followed by the syntax of a short call where that is allowed."""
+    tokenizer = train_tokenizer(every_byte=True)
+    mark = len(tokenizer)
+    likely, unlikely = ([id for text in texts for id in tokenizer(text)["input_ids"]] for texts in ('":}w', "["))
+    biases = {mark: 100, **dict.fromkeys((mark + 1, *likely), 50), **dict.fromkeys(unlikely, -50)}
+    schema = {
+        "type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"], "additionalProperties": False
+    }  # fmt: skip
+    tool = {"type": "function", "function": {**TOOL["function"], "parameters": schema, "strict": strict}}
+    body = {"tools": [TOOL | {"function": {**TOOL["function"], "name": "note"}}, tool], "max_tokens": 70}
+    _, reply = chat(server, temperature=0, logit_bias={str(id): bias for id, bias in biases.items()}, **body)
+    message = reply["choices"][0]["message"]
+    assert message["content"] in (None, "")
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    if not strict:
+        assert not calls
+        return
+    assert len(calls) > 1
+    for call in calls[:-1]:  # the last one may be cut
+        assert (call["name"], json.loads(call["arguments"])) == ("weather", {"ok": True})
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_schema_of_a_strict_tool_that_is_not_supported_is_refused(server: ConchServer, path: str) -> None:
+    """The other APIs pass strict tools on, too."""
+    schema = {"type": "object", "not": {"required": ["place"]}}
+    function = {"name": "weather", "strict": True}
+    tools = {
+        "/v1/chat/completions": {"type": "function", "function": {**function, "parameters": schema}},
+        "/v1/responses": {"type": "function", **function, "parameters": schema},
+        "/v1/messages": {**function, "input_schema": schema},
+    }
+    text = {"input": "How"} if path == "/v1/responses" else {"messages": MESSAGES}
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = {"model": "llama", limit: 1, "tools": [tools[path]], **text}
+    status, _, reply = post(server, path, body)
+    assert status == 400, reply
+    assert "keyword 'not' is not supported" in reply["error"]["message"]
+    assert reply["error"].get("param", "tools") == "tools"
+    body["tools"] = [{**tools[path], "strict": False} if "function" not in tools[path] else TOOL]
+    assert post(server, path, body)[0] == 200
+
+
 def chat_arguments(chat: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     """Arguments of OpenAI's client for a body, whose extensions it does not know."""
     extra = {"chat_template_kwargs": chat["chat_template_kwargs"]}

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from conch.backends.batching.call_grammars import StartMark, call_grammar
 from conch.backends.batching.decoder import Logits
 from conch.backends.batching.json_schemas import rewrite
 from conch.backends.batching.unique_items import UNIQUE, UniqueItems
@@ -21,7 +22,7 @@ from conch.checkpoints.tokenizers.fast import TokenBytes, token_bytes
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError, invalid, unsupported
 from conch.core.sampling.parameters import ReasoningTokens
-from conch.core.sampling.structures import Structure
+from conch.core.sampling.structures import TOOL_CALL, Structure
 from conch.machine import extras
 from conch.machine.facts import usable_cores
 
@@ -38,6 +39,7 @@ _TRIAL_TOKENS: Final = 16
 _WHITE_SPACE: Final = r"\x20|\r?\n[\x20\t]{0,32}"
 #: Escapes in JSON texts. With ``\u``, a property could have a second spelling, which its schema would not apply to.
 _ESCAPES: Final = 'nrbtf\\"'
+_JSON_OPTIONS: Final = {"whitespace_pattern": _WHITE_SPACE, "json_allowed_escapes": _ESCAPES}
 _NO_TEXT: Final = "no text fits its structure"
 #: Explanations of llguidance's errors, by a part of them.
 _REASONS: Final = {
@@ -78,13 +80,15 @@ class CompiledStructure:
     """A structure in its initial state: llguidance's ``matcher``, which is copied for each sequence.
 
     ``schema`` is its JSON schema if it has arrays with unique items; ``tokens`` are the bytes of tokens by id, and
-    ``eos_ids`` the ids that end a text.
+    ``eos_ids`` the ids that end a text. ``start`` is the mark that begins the structure within a text, any number of
+    times; None if the structure is the whole text.
     """
 
     matcher: Any
     schema: Any
     tokens: Sequence[bytes]
     eos_ids: tuple[int, ...]
+    start: StartMark | None = None
 
 
 class GrammarCompiler:
@@ -114,10 +118,15 @@ class GrammarCompiler:
         limits = llguidance.LLParserLimits(
             max_items_in_row=MAX_STATES, step_max_items=MAX_MASK_STATES, verbose_errors=False
         )
+        calls = json.loads(structure.text) if structure.kind == TOOL_CALL else None
         try:
             schema = rewrite(json.loads(structure.text)) if structure.kind == "json" else None
-            grammar = _grammar(matchers, structure, schema)
-            matcher = matchers(self._known[schema is not None], grammar, log_level=0, limits=limits)
+            if calls is not None:
+                grammar = call_grammar(calls, self._tokens, _JSON_OPTIONS)
+            else:
+                grammar = _grammar(matchers, structure, schema)
+            of_json = schema is not None or calls is not None
+            matcher = matchers(self._known[of_json], grammar, log_level=0, limits=limits)
             reason = _try_tokens(matcher.deep_copy())
         except ConchError as error:
             reason = error.message
@@ -127,7 +136,8 @@ class GrammarCompiler:
             raise invalid(f"structured_outputs: this {structure.kind} does not compile: {_line(reason)}")
         ends = tuple(id for id in self._eos_ids if 0 <= id < self._vocabulary)
         unique = schema is not None and UNIQUE in json.dumps(schema)
-        return CompiledStructure(matcher, schema if unique else None, self._tokens.tokens, ends)
+        start = None if calls is None else StartMark(calls["mark"], self._tokens, self._vocabulary)
+        return CompiledStructure(matcher, schema if unique else None, self._tokens.tokens, ends, start)
 
     # The tokenizer interface of llguidance: these attributes, and a call that converts a text to ids.
 
@@ -153,33 +163,50 @@ class GrammarCompiler:
 
 
 class Matcher:
-    """The position of a sequence in its structure, or in the ``reasoning`` before it, which is free but must end."""
+    """The position of a sequence in its structure, or in free text: reasoning, and the text around tool calls.
+
+    The ``reasoning`` before a structure that is the whole text must end.
+    """
 
     def __init__(self, compiled: CompiledStructure, reasoning: ReasoningTokens | None = None) -> None:
-        self._matcher = compiled.matcher.deep_copy()
+        self._compiled = compiled
+        self._start = compiled.start
+        #: llguidance's state; None in the text before a mark that begins the structure.
+        self._matcher = None if self._start is not None else compiled.matcher.deep_copy()
         self._unique = None if compiled.schema is None else UniqueItems(compiled.schema, compiled.tokens)
-        self._eos_ids = list(compiled.eos_ids)
-        #: The token that ends the reasoning; None outside of it. The token that may begin it as the next one.
+        self._reasoning = reasoning
+        #: The token that ends the reasoning; None outside of it.
         self._close = reasoning.close if reasoning is not None and reasoning.begun else None
-        self._reasoning = reasoning if reasoning is not None and not reasoning.begun else None
+        #: Whether reasoning may begin: no other text has begun since the last reasoning or structure.
+        self._fresh = reasoning is not None and (not reasoning.begun or self._start is not None)
+        #: The end of the text before a mark.
+        self._tail = b""
 
     @property
-    def reasons(self) -> bool:
-        """Whether the sequence is in its reasoning."""
-        return self._close is not None
+    def is_free(self) -> bool:
+        """Whether the sequence is in free text."""
+        return self._close is not None or self._matcher is None
+
+    def restrict_free(self, scores: Logits) -> None:
+        """Exclude the tokens after which the structure could not follow."""
+        if self._start is None:
+            scores[list(self._compiled.eos_ids)] = -np.inf
+        elif self._close is None:
+            scores[self._start.crossing(self._tail)] = -np.inf
 
     def begin_reasoning(self, scores: Logits, score: float) -> None:
-        """Set the ``score`` of the token that may begin the reasoning, if that is possible."""
-        if self._reasoning is not None:
-            scores[self._reasoning.open] = score
+        """Set the ``score`` of the token that may begin the reasoning before the structure, if that is possible."""
+        if self._opens is not None:
+            scores[self._opens] = score
 
     def reasoning_score(self, scores: Logits) -> float:
-        """Return the score of the token that may begin the reasoning."""
-        return -np.inf if self._reasoning is None else float(scores[self._reasoning.open])
+        """Return the score of the token that may begin the reasoning before the structure."""
+        return -np.inf if self._opens is None else float(scores[self._opens])
 
-    def keep_reasoning(self, scores: Logits) -> None:
-        """Exclude the ends of the text, because the structure follows the reasoning."""
-        scores[self._eos_ids] = -np.inf
+    @property
+    def _opens(self) -> int | None:
+        """The token that may begin reasoning instead of the structure."""
+        return self._reasoning.open if self._reasoning is not None and self._fresh and self._start is None else None
 
     @property
     def state(self) -> Any:
@@ -188,27 +215,40 @@ class Matcher:
 
     def admits(self, token: int) -> bool:
         """Whether a token that the mask allows keeps the items of arrays distinct."""
-        return self._unique is None or self.reasons or self._begins_reasoning(token) or self._unique.admits(token)
-
-    def _begins_reasoning(self, token: int) -> bool:
-        return self._reasoning is not None and token == self._reasoning.open
+        return self._unique is None or self.is_free or token == self._opens or self._unique.admits(token)
 
     def accept(self, token: int) -> ConchError | None:
         """Advance by the chosen token. Returns an error if the token is not allowed, or if no token is."""
-        if self.reasons:
+        if self._close is not None:
             if token == self._close:
                 self._close = None
             return None
-        reasoning, self._reasoning = self._reasoning, None
-        if reasoning is not None and token == reasoning.open:
-            self._close = reasoning.close
+        if self._fresh and self._reasoning is not None and token == self._reasoning.open:
+            self._close, self._tail = self._reasoning.close, b""
+            # Reasoning comes once before a structure that is the whole text, and again after a call.
+            self._fresh = self._start is not None
             return None
+        if self._matcher is None:
+            self._read_free(token)
+            return None
+        self._fresh = False
         if self._unique is not None and not self._unique.advance(token):
             return invalid("the structured output cannot be continued: no unique item is left")
         # A failed matcher allows the end of the text as if the structure were complete, so check for errors first.
-        if not self._matcher.is_error() and self._matcher.consume_token(token):
-            return None
-        return invalid(f"the structured output cannot be continued: {_reason(self._matcher)}")
+        if self._matcher.is_error() or not self._matcher.consume_token(token):
+            return invalid(f"the structured output cannot be continued: {_reason(self._matcher)}")
+        if self._start is not None and self._matcher.is_stopped():
+            self._matcher, self._fresh = None, True
+        return None
+
+    def _read_free(self, token: int) -> None:
+        """Read a token of the text before a mark; at the end of the mark, begin the structure."""
+        assert self._start is not None
+        piece = self._start.piece(token)
+        self._tail = (self._tail + piece)[-len(self._start.text) :]
+        self._fresh = self._fresh and not piece.strip()
+        if self._tail == self._start.text:
+            self._matcher, self._tail, self._fresh = self._compiled.matcher.deep_copy(), b"", False
 
 
 #: The upper bounds of the logits of eight tokens for each byte of a mask.
@@ -244,10 +284,10 @@ def masks(matchers: Sequence[Matcher], vocabulary: int) -> Sequence[npt.NDArray[
 
 def restrict(logits: Logits, matchers: Sequence[Matcher | None]) -> None:
     """Mask the logits ``[rows, vocabulary]`` in place with the matchers of the rows (None: no structure)."""
-    structured = [(row, matcher) for row, matcher in enumerate(matchers) if matcher is not None and not matcher.reasons]
+    structured = [(row, matcher) for row, matcher in enumerate(matchers) if matcher is not None and not matcher.is_free]
     for row, matcher in enumerate(matchers):
-        if matcher is not None and matcher.reasons:
-            matcher.keep_reasoning(logits[row])
+        if matcher is not None and matcher.is_free:
+            matcher.restrict_free(logits[row])
     computed = masks([matcher for _, matcher in structured], logits.shape[1])
     for (row, matcher), mask in zip(structured, computed, strict=True):
         scores = logits[row]
@@ -263,10 +303,9 @@ def _grammar(matchers: Any, structure: Structure, schema: Any) -> str:
     grammar: str
     match structure.kind:
         case "json":
-            options = {"whitespace_pattern": _WHITE_SPACE, "json_allowed_escapes": _ESCAPES}
             # A schema that is true or false has no place for options.
             schema = {"allOf": [schema]} if isinstance(schema, bool) else schema
-            grammar = matchers.grammar_from_json_schema(schema, overrides=options)
+            grammar = matchers.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
         case "regex":
             grammar = matchers.grammar_from_regex(structure.text)
         case "choice":

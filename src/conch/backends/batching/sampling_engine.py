@@ -22,7 +22,7 @@ State = TypeVar("State", bound=SequenceState)
 class SamplingEngine(GenerationEngine):
     """Subclasses call ``open_grammars`` once the other attributes are set."""
 
-    reasons_before_structures = True
+    partial_structures = True
 
     def open_grammars(self, spec: EngineSpec) -> None:
         """Open the compiler of grammars; remove the ``features`` for which a library or adapters are missing."""
@@ -61,8 +61,9 @@ class SamplingEngine(GenerationEngine):
         if sampling.structured_outputs is not None and self._grammars is not None:
             compiled = request.compiled or self._grammars.compile(sampling.structured_outputs)
             matcher = Matcher(compiled, sampling.reasoning)
-            # When a structure is complete, only an end-of-sequence token is allowed.
-            end_ids |= self._eos_ids
+            if compiled.start is None:
+                # When a structure is complete, only an end-of-sequence token is allowed.
+                end_ids |= self._eos_ids
         return kind(
             id=request.id,
             rank=(request.priority, next(self._arrivals)),

@@ -172,8 +172,8 @@ class GenerationEngine(ABC):
     precision: str = ""
     #: The module whose version is the engine's, if its name differs from the engine's.
     library: ClassVar[str] = ""
-    #: Whether a structure can apply after the reasoning of ``SamplingParams.reasoning``.
-    reasons_before_structures: ClassVar[bool] = False
+    #: Whether a structure can apply to a part of the text: after ``SamplingParams.reasoning``, or to tool calls.
+    partial_structures: ClassVar[bool] = False
     #: Whether the results of a request do not depend on other requests.
     batch_invariant: bool = False
     #: Warnings about the model, for the log.

@@ -45,14 +45,16 @@ from conch.core.sampling.parameters import (
     DROP_OLDEST,
     PARAMETERS,
     SUFFIX,
+    Feature,
     ReasoningTokens,
     SamplingParameter,
     SamplingParams,
 )
-from conch.core.sampling.structures import parsed
+from conch.core.sampling.structures import Structure, parsed
 from conch.core.text_parameters import ADD_SPECIAL_TOKENS, SKIP_SPECIAL_TOKENS
 from conch.machine.facts import openmp, usable_cores
 from conch.wire.output.formats import INCLUDE_MARKS, UNKNOWN, OutputFormat, recognise
+from conch.wire.output.tools import strict_calls
 from conch.workers.child.channel import Channel, Header
 
 
@@ -408,12 +410,13 @@ class TextInterface:
         if (items or request.has(SUFFIX)) and len(prompt) < len(whole):
             raise invalid("a prompt with images, recordings or a suffix cannot be truncated", source)
         marks = bool(request.option(INCLUDE_MARKS, False))
+        opened = marks
         if marks and chat and sampling.structured_outputs is not None:
             sampling.reasoning = self._reasoning(text)
             # Without tokens for its marks, the model does not reason.
             opened = sampling.reasoning is not None
-        else:
-            opened = marks
+        elif marks and chat and (calls := self._strict_calls(request, sampling)) is not None:
+            sampling.structured_outputs, sampling.reasoning = calls, self._reasoning(text)
         options = TextOutputOptions(
             stream=stream,
             prefix=text if not exclude else self._opened_reasoning(text) if opened else "",
@@ -450,13 +453,24 @@ class TextInterface:
         overrides.values["stop_token_ids"] = (*overrides.get("stop_token_ids", ()), *self.infilling.ends)
         return self.infilling.prompt(self.tokenizer, prefix, request.option(SUFFIX))
 
+    def _strict_calls(self, request: Request, sampling: SamplingParams) -> Structure | None:
+        """Return the structure of the calls that the model begins itself; None if no tool is strict.
+
+        Also None if the engine or the format of the model does not support it.
+        """
+        engine = self.limits.engine
+        if not engine.partial_structures or Feature.JSON not in engine.features or sampling.beam_width > 1:
+            return None
+        tools = _document(request, "tools", list)
+        return None if tools is None else strict_calls(tools, self.output_format.call_format.grammar)
+
     def _reasoning(self, prompt: str) -> ReasoningTokens | None:
         """Return the tokens around the reasoning that may come before a structure; None if the structure comes first.
 
         That is so if the prompt ends the reasoning, and if the engine or the tokens of the model allow nothing else.
         """
         marks = self.output_format.reasoning
-        if not marks or not self.limits.engine.reasons_before_structures or prompt.rstrip().endswith(marks[-1]):
+        if not marks or not self.limits.engine.partial_structures or prompt.rstrip().endswith(marks[-1]):
             return None
         ids = [self.tokenizer.encode(mark, special_tokens=False) for mark in marks]
         if any(len(sequence) != 1 for sequence in ids) or self.output_format.calls == "harmony":

@@ -16,7 +16,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from conch.core.sampling.structures import KINDS, Structure, response_format, structured_outputs
+from conch.core.sampling.structures import KINDS, TOOL_CALL, Structure, response_format, structured_outputs
 from conch.core.sampling.values import Biases, Document, Flag, Integer, Number, Text, TextList, TokenIds, ValueType
 
 #: The maximum number of sequences per request, and of alternatives per token.
@@ -215,7 +215,7 @@ class SamplingParams:
     structured_outputs: Structure | None = _parameter(  # noqa: RUF009
         _STRUCTURED_OUTPUTS, None, "the structure of the completion", aliases=("guided_decoding",),
         forms={"response_format": _RESPONSE_FORMAT},
-        feature=lambda structure: {Feature[structure.kind.upper()]},
+        feature=lambda structure: {Feature.JSON if structure.kind == TOOL_CALL else Feature[structure.kind.upper()]},
     )  # fmt: skip
     lora_name: str = _parameter(Text(), "", "the LoRA adapter to use", feature=Feature.LORA)
     cache_salt: str = _parameter(
@@ -228,7 +228,8 @@ class SamplingParams:
     )
     #: ``bad_words`` as token ids, one sequence per spelling of a word; the code that has the tokenizer sets them.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    #: The reasoning before ``structured_outputs``, which then applies after it; None if the structure comes first.
+    #: The reasoning before ``structured_outputs``, which then applies after it; None if the structure comes first. The
+    #: structure of tool calls applies outside of any reasoning.
     reasoning: ReasoningTokens | None = None
 
     @property

@@ -15,6 +15,8 @@ from conch.core.errors import invalid
 
 #: The kinds of structured output.
 KINDS: Final = ("json", "regex", "grammar", "choice")
+#: The kind of the structure of tool calls within a text that is otherwise free; no parameter names it.
+TOOL_CALL: Final = "tool call"
 #: The in-flight batcher's names of the kinds it supports, in ``guided_decoding_guide_type``.
 GUIDE_TYPES: Final[Mapping[str, str]] = {"json": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}
 
@@ -30,7 +32,7 @@ class Structure:
     """A constraint on generated text.
 
     ``kind`` is one of ``KINDS``; ``text`` is the JSON schema (as JSON), the regular expression, the EBNF grammar, or a
-    JSON list of texts.
+    JSON list of texts. For ``TOOL_CALL``, it is what ``call_structure`` writes.
     """
 
     kind: str
@@ -110,6 +112,16 @@ def structure_of(kind: str, content: Any, name: str) -> Structure:
     if _nesting(content) > MAX_DEPTH:
         raise invalid(f"'{name}' has a {kind} that is nested deeper than {MAX_DEPTH} levels")
     return _bounded(Structure(kind, content), name)
+
+
+def call_structure(grammar: Mapping[str, str], schemas: Mapping[str, Any], name: str) -> Structure:
+    """Create the structure of tool calls. Raises INVALID_ARG, naming ``name``.
+
+    ``grammar`` has the members of ``CallGrammar``, and ``schemas`` the JSON schemas of the arguments by tool.
+    """
+    for schema in schemas.values():
+        _check_schema(schema, name)
+    return _bounded(Structure(TOOL_CALL, json.dumps({**grammar, "schemas": schemas})), name)
 
 
 def _bounded(structure: Structure, name: str) -> Structure:

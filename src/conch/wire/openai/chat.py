@@ -255,6 +255,8 @@ def read_chat(fields: Fields) -> ChatRequest:
             raise ApiError(f"'tool_choice' cannot be combined with '{members['structured_outputs']}'", "tool_choice")
         sampling["structured_outputs"] = {"json": tools.schema}
         members["structured_outputs"] = "tools"
+    # The structure of the calls of strict tools is the only one that a request has without a member.
+    members.setdefault("structured_outputs", "tools")
     logprobs = _logprobs(fields)
     modalities = fields.take("modalities")
     if modalities not in (None, ["text"]):

@@ -45,12 +45,26 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """The rest of a block after its ``mark``, for structured output: an expression of llguidance's dialect of Lark.
+
+    Marks are between tildes. In ``block``, CALL stands for a call of any tool in the form ``call``, and OBJECT for a
+    call in the form of a JSON object; in ``call``, NAME and ARGUMENTS stand for those of one tool.
+    """
+
+    mark: str
+    block: str
+    call: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CallFormat:
     """The format in which models of a family write calls.
 
     ``signs`` recognise a chat template. ``blocks`` has the blocks by their first mark; ``bare`` is a block without a
     mark at the beginning of the answer, with calls of known tools alone. ``marks`` are the other marks of the format.
-    ``special``: the marks are special tokens, which are never content.
+    ``special``: the marks are special tokens, which are never content. ``grammar``: the grammar of calls whose
+    arguments are JSON; None for other formats, and for those in which a call can begin without a mark.
     """
 
     signs: tuple[str, ...]
@@ -58,6 +72,7 @@ class CallFormat:
     bare: Block | None = None
     marks: tuple[str, ...] = ()
     special: bool = True
+    grammar: CallGrammar | None = None
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -121,6 +136,20 @@ _KIMI_BLOCK: Final = Block(
     "<|tool_calls_section_end|>", headers=(_KIMI,), between=_between("<|tool_call_end|>")
 )  # fmt: skip
 
+#: A list of calls in the form of JSON objects (``CallGrammar``).
+_LIST: Final = r'/ ?\[/ OBJECT ("," OBJECT)* "]"'
+_COHERE_CALL: Final = (
+    r'/[ \n]{0,8}\{[ \n]{0,8}"tool_call_id" ?: ?"[0-9]{1,3}",[ \n]{0,8}"tool_name" ?: ?"/ NAME '
+    r'/",[ \n]{0,8}"parameters" ?: ?/ ARGUMENTS /[ \n]{0,8}\}[ \n]{0,8}/'
+)
+_DEEPSEEK_CALL: Final = (
+    r'~<｜tool▁call▁begin｜>~ ("function" ~<｜tool▁sep｜>~ NAME "\n```json\n" ARGUMENTS "\n```"'
+    r" | NAME ~<｜tool▁sep｜>~ ARGUMENTS) ~<｜tool▁call▁end｜>~"
+)
+_KIMI_CALL: Final = (
+    '~<|tool_call_begin|>~ "functions." NAME /:[0-9]{1,3}/ ~<|tool_call_argument_begin|>~ ARGUMENTS ~<|tool_call_end|>~'
+)
+
 #: The input of text models that keeps the marks of their format in the text, and begins it with a mark of reasoning
 #: that the prompt ends with.
 INCLUDE_MARKS: Final = "include_marks"
@@ -135,6 +164,9 @@ CALLS: Final[Mapping[str, CallFormat]] = {
         ("<｜tool▁calls▁begin｜>",),
         {"<｜tool▁calls▁begin｜>": _DEEPSEEK_BLOCK},
         marks=("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+        grammar=CallGrammar(
+            "<｜tool▁calls▁begin｜>", r'("\n"? CALL)+ "\n"? ~<｜tool▁calls▁end｜>~', _DEEPSEEK_CALL
+        ),
     ),
     "deepseek-dsml": CallFormat(
         ("｜DSML｜",),
@@ -147,6 +179,7 @@ CALLS: Final[Mapping[str, CallFormat]] = {
         ("<|tool_calls_section_begin|>",),
         {"<|tool_calls_section_begin|>": _KIMI_BLOCK},
         marks=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        grammar=CallGrammar("<|tool_calls_section_begin|>", "CALL+ ~<|tool_calls_section_end|>~", _KIMI_CALL),
     ),
     "gemma4": CallFormat(
         ("<|tool_call>",), {"<|tool_call>": Block("<tool_call|>", headers=(_GEMMA,), quotes=('<|"|>',))},
@@ -174,7 +207,11 @@ CALLS: Final[Mapping[str, CallFormat]] = {
         special=False,
     ),
     "mistral": CallFormat(
-        ("[TOOL_CALLS]",), {"[TOOL_CALLS]": _MISTRAL_BLOCK}, marks=("[ARGS]", "[CALL_ID]", "[/TOOL_CALLS]")
+        ("[TOOL_CALLS]",), {"[TOOL_CALLS]": _MISTRAL_BLOCK}, marks=("[ARGS]", "[CALL_ID]", "[/TOOL_CALLS]"),
+        grammar=CallGrammar(
+            "[TOOL_CALLS]", f"CALL (~[TOOL_CALLS]~ CALL)* | {_LIST}",
+            "NAME (~[CALL_ID]~ /[a-zA-Z0-9]{1,16}/)? ~[ARGS]~? ARGUMENTS",
+        ),
     ),
     "lfm2": CallFormat(
         ("<|tool_call_start|>",), {"<|tool_call_start|>": Block("<|tool_call_end|>", True, (_PYTHON,))},
@@ -182,11 +219,15 @@ CALLS: Final[Mapping[str, CallFormat]] = {
     "cohere": CallFormat(
         ("<|START_ACTION|>",), {"<|START_ACTION|>": Block("<|END_ACTION|>", objects=True)},
         marks=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        grammar=CallGrammar("<|START_ACTION|>", r'"[" CALL ("," CALL)* "]" "\n"? ~<|END_ACTION|>~', _COHERE_CALL),
     ),
     "phi4": CallFormat(
         ("<|tool_call|>",), {"<|tool_call|>": Block("<|/tool_call|>", objects=True)},
+        grammar=CallGrammar("<|tool_call|>", f"{_LIST} ~<|/tool_call|>~?"),
     ),
-    "hermes": CallFormat(("<tool_call>",), _HERMES, special=False),
+    "hermes": CallFormat(
+        ("<tool_call>",), _HERMES, special=False, grammar=CallGrammar("<tool_call>", "OBJECT ~</tool_call>~"),
+    ),
     "olmo": CallFormat(
         ("<function_calls>",), {"<function_calls>": Block("</function_calls>", headers=(_PYTHON,))}, special=False,
     ),

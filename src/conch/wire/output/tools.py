@@ -1,14 +1,20 @@
-"""The tools of a conversation, as the parsers of its output need them."""
+"""The tools of a conversation, as the parsers of its output and structured output need them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
+
+from conch.core.sampling.structures import Structure, call_structure
+from conch.wire.output.formats import CallGrammar
 
 #: The types of Python's values in an enumeration.
 _TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", list: "array",
                  dict: "object"}  # fmt: skip
+#: The names of tools that every format can write.
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 #: The maximum depth of references and combinations in a schema that are followed.
 _DEPTH: Final = 8
 
@@ -28,6 +34,25 @@ class Tools:
     parameters: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
     schema: dict[str, Any] | None = None
     single: bool = False
+
+
+def strict_calls(tools: list[Any], grammar: CallGrammar | None) -> Structure | None:
+    """Return the structure of the calls that a model begins itself, for the ``tools`` of a chat.
+
+    Arguments of a tool with ``strict`` follow its schema, those of others are any object. None if no tool is strict, or
+    if the format of the model has no ``grammar``. Raises INVALID_ARG for a schema that is too large.
+    """
+    functions: list[Any] = [tool.get("function") if type(tool) is dict else None for tool in tools]
+    if grammar is None or not any(type(function) is dict and function.get("strict") is True for function in functions):
+        return None
+    schemas: dict[str, Any] = {}
+    for function in functions:
+        name = function.get("name") if type(function) is dict else None
+        if type(name) is not str or not _NAME.fullmatch(name):
+            return None
+        schema = function.get("parameters") if function.get("strict") is True else None
+        schemas[name] = {"type": "object", **(schema if type(schema) is dict else {})}
+    return call_structure(asdict(grammar), schemas, "tools")
 
 
 def parameter_types(schema: Mapping[str, Any]) -> dict[str, list[str]]:
