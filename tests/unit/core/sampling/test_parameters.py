@@ -47,8 +47,8 @@ def test_defaults_ask_for_nothing() -> None:
     values = SamplingParams()
     assert all(getattr(values, one.name) == one.neutral for one in PARAMETERS if one.neutral is not None)
     assert {field.name for field in fields(SamplingParams)} - {one.name for one in PARAMETERS} == {
-        "bad_words_token_ids"
-    }
+        "bad_words_token_ids", "reasoning",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
