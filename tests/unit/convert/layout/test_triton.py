@@ -85,7 +85,7 @@ def test_network_of_images_has_no_trio(checkpoint: Checkpoint, tmp_path: Path) -
     model = helper.make_model(helper.make_graph([node], "tiny", [pixels], [logits]))
     onnx.save(model, tmp_path / "source.onnx")
 
-    with pytest.raises(ConchError, match="networks of text; this one takes pixel_values"):
+    with pytest.raises(ConchError, match="text networks; this one takes pixel_values"):
         EnsembleModels("m", "image-classification").write(tmp_path, checkpoint, [tmp_path / "source.onnx"], 0)
 
 
