@@ -123,7 +123,7 @@ class RepositoryPolling:
         try:
             self.note(names, await self._lifecycle.load_all(names))
         except ConchError as error:  # raised only while the server stops; failed loads are in the result
-            LOG.info("the changes in the model repository were not loaded: %s", error.message)
+            LOG.info("did not load the changes in the model repository: %s", error.message)
         except Exception:
             LOG.exception("failed to load what has changed in the model repository")
 
