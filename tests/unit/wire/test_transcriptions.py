@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
+from openai.types.audio import TranscriptionVerbose
 
 from conch.core.errors import Code, ConchError
 from conch.core.inference import ModelSignature, TensorSpec
@@ -64,6 +65,13 @@ def test_words_alone_have_no_segments() -> None:
     assert document["words"] == [{"word": "Hello.", "start": 0.0, "end": 1.0}]
     assert "segments" not in document
     assert (document["text"], document["duration"]) == ("Hello.", 1.0)
+
+
+@pytest.mark.parametrize(("chunks", "duration"), [([{"text": "a", "start": 0.5, "end": 2.0}], 2.0), ([], 0.0)])
+def test_model_that_reports_no_duration_gives_the_end_of_the_text(chunks: Any, duration: float) -> None:
+    answer = TranscriptionVerbose.model_validate_json(body("verbose_json", chunks))
+    assert (answer.duration, answer.language, answer.usage) == (duration, "", None)
+    assert [segment.seek for segment in answer.segments or ()] == [50] * len(chunks)
 
 
 @pytest.mark.parametrize("chunks", [[{"text": "a"}], {"text": "a"}, [1], [{"text": "a", "start": "x", "end": 1}]])

@@ -22,7 +22,7 @@ from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
 from tests.fakes import llama_cpp
 from tests.text_checkpoints import answer, request
-from tests.unit.backends.engines.test_llamacpp import spec
+from tests.unit.backends.engines.llamacpp.test_engine import spec
 from tests.unit.checkpoints.gguf_encoders import wordpieces
 from tests.unit.checkpoints.gguf_files import CLS, MEAN, RANK, write
 
