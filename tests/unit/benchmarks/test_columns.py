@@ -8,6 +8,8 @@ import sys
 
 import psutil
 
+from tests.events import eventually
+
 #: Starts one server, a process that sleeps, as the benchmark starts its servers, and then waits.
 _SCRIPT = """
 import subprocess, time
@@ -38,7 +40,7 @@ def test_a_benchmark_ended_by_sigterm_leaves_no_stopped_server() -> None:
     with subprocess.Popen([sys.executable, "-c", _SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
         assert run.stdout is not None
         server = psutil.Process(int(run.stdout.readline()))
-        assert server.status() == psutil.STATUS_STOPPED
+        eventually(lambda: server.status() == psutil.STATUS_STOPPED, "the stop of the server")
         run.send_signal(signal.SIGTERM)
         run.wait(30)
 

@@ -108,7 +108,7 @@ async def test_front_ends_listen_in_the_order_of_tritons_log_lines(
     services = caplog.records[-1].getMessage().partition(": ")[2].split(", ")
     assert [service.partition(" at ")[0] for service in services] == [
         "GRPCInferenceService", "HTTPService", "OpenAI API", "Sagemaker HTTPService", "Vertex AI HTTPService",
-        "OCI Data Science HTTPService", "Metrics Service",
+        "OCI Data Science HTTPService", "Metrics Service", "Console",
     ]  # fmt: skip
 
 
