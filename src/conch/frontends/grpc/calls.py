@@ -40,6 +40,7 @@ from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.telemetry.tracing.trace import GRPC
+from conch.telemetry.tracing.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,22 +164,24 @@ class Call(MessageIntake):
 
     # Requests
 
-    def infer(
-        self, context: ServingContext, model: Model, request: InferRequest, refuse: Callable[[ConchError], None]
-    ) -> None:
-        """Begin the trace of a request and pass it to its model; raises ConchError if the model refuses it.
-
-        BYTES inputs in shared memory that take long to count are counted first, in a process; the model's error then
-        goes to ``refuse``.
-        """
-        tracing = context.server.tracing
+    def begin_trace(self, tracing: Tracing, request: InferRequest) -> None:
+        """Begin the trace of a request, if it is sampled, before its model gets it."""
         if tracing.on:
             now = monotonic_ns()
             # Missing if tracing was enabled after the call was opened.
             tracing.begin(request, GRPC, getattr(self, "began", now), dict(self.head.metadata))
             self.began = now
+
+    def infer(
+        self, offloader: Offloader, model: Model, request: InferRequest, refuse: Callable[[ConchError], None]
+    ) -> None:
+        """Pass a request to its model; raises ConchError if the model refuses it.
+
+        BYTES inputs in shared memory that take long to count are counted first, in a process; the model's error then
+        goes to ``refuse``.
+        """
         if any(map(has_many_strings, request.inputs.values())):
-            counting = self._loop.create_task(self._infer_counted(context.offloader, model, request, refuse))
+            counting = self._loop.create_task(self._infer_counted(offloader, model, request, refuse))
             self._counting.add(counting)
             counting.add_done_callback(self._counting.discard)
         else:

@@ -83,9 +83,10 @@ class InferCall(UnaryCall):
         regions = context.server.regions.held_by(self.hold) if context.server.regions else NO_REGIONS
         self._request, self._plan = decode_infer(parsed, model.signature, self._on_response, raw, elements, regions)
         context.forwarding.add(self.head.metadata, self._request)
+        self.begin_trace(context.server.tracing, self._request)
         if self.record is not None:
             self.record.identify(self._request)
-        self.infer(context, model, self._request, self.fail)
+        self.infer(context.offloader, model, self._request, self.fail)
 
     def _respond_from_cache(self, model: Model, message: Buffer) -> bool:
         """Send the stored response to an identical message; False if the response cache no longer has it."""

@@ -125,7 +125,8 @@ class StreamInferCall(Call):
         self._running[request.serial] = request
         self._pause_if_full()
         try:
-            self.infer(self._context, model, request, streamed.refuse)
+            self.begin_trace(server.tracing, request)
+            self.infer(self._context.offloader, model, request, streamed.refuse)
         except ConchError as error:
             streamed.refuse(error)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import zlib
+from unittest.mock import Mock
 
 import grpc
 import numpy as np
@@ -18,6 +20,7 @@ from conch.core.tensors import pack_bytes, split_bytes
 from conch.frontends.grpc.status import Status
 from conch.http2 import Http2ErrorCode, frames
 from conch.http2.frames import frame
+from conch.machine import logs
 from tests.unit.frontends.grpc.conftest import UNLIMITED, array_request, models, text_of, text_request
 from tests.unit.frontends.grpc.harness import Frontend
 from tests.unit.frontends.grpc.raw_client import INFER, LIVE, STREAM_INFER, headers, message
@@ -130,6 +133,27 @@ def test_request_without_any_data_fails(frontend):
     with frontend.client() as client:
         client.send(client.head(1, headers(INFER), end=True))
         assert client.answer(1).status == Status.INTERNAL
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+class Tracing:
+    """Begins a trace of each request."""
+
+    on = True
+
+    def begin(self, request, frontend, began, headers):
+        context = json.dumps({"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"})
+        request.trace = Mock(context=context, deliver=lambda response, deliver: deliver(response))
+
+
+def test_the_access_log_has_the_trace_of_a_sampled_request(frontend, stub, monkeypatch, caplog):
+    monkeypatch.setattr(logs, "current", lambda: logs.LogSettings(log_access=True))
+    frontend.server.tracing = Tracing()
+    with caplog.at_level("INFO", "conch"):
+        stub.ModelInfer(text_request("echo", "x"))
+        frontend.until(lambda: f"trace {TRACE}" in caplog.text)
 
 
 # Heads
