@@ -67,6 +67,11 @@ class Endpoint:
         return None
 
     @property
+    def has_changes(self) -> bool:
+        """Whether buffer changes wait for a frame."""
+        return bool(self.buffers.returned) or self.pool.has_changes
+
+    @property
     def shares(self) -> bool:
         """Whether either end has channel buffers."""
         return bool(self.pool.free or self.pool.lent or len(self.buffers))
@@ -333,7 +338,7 @@ class Channel:
     def _flush(self) -> None:
         # The holder of the lock sends these changes, or checks again after it releases the lock.
         endpoint = self.endpoint
-        while (self._posted or endpoint.buffers.returned or endpoint.pool.has_changes) and self._sending.acquire(False):
+        while (self._posted or endpoint.has_changes) and self._sending.acquire(False):
             try:
                 while self._posted:
                     self._write(endpoint.encode(*self._posted.popleft()))

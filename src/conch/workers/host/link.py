@@ -20,7 +20,7 @@ from conch.workers.child.packing import Packer
 #: Time without frames after which free channel buffers are released (s). Mapping new ones costs as much as writing
 #: them.
 IDLE_SECONDS: Final = 1.0
-#: Time after which messages about channel buffers are sent that no frame has carried (s).
+#: Delay before messages about channel buffers are sent without a frame (s).
 FLUSH_SECONDS: Final = 0.01
 
 
@@ -85,7 +85,7 @@ class Link:
 
         A frame that is sent before carries them, which saves the worker from waking up for them.
         """
-        if self._flushing is None and self._endpoint.shares:
+        if self._flushing is None and (self._endpoint.shares or self._endpoint.has_changes):
             self._flushing = self._loop.call_later(FLUSH_SECONDS, self.flush)
 
     def flush(self) -> None:

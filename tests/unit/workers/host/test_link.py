@@ -10,8 +10,9 @@ from typing import Any
 from conch.core.errors import ConchError
 from conch.core.tensors import WireTensor
 from conch.workers.child.channel import Endpoint, Frame, write
+from conch.workers.child.memory import IDLE_LIMIT
 from conch.workers.child.packing import Packer
-from conch.workers.host.link import IDLE_SECONDS, Link
+from conch.workers.host.link import FLUSH_SECONDS, IDLE_SECONDS, Link
 from tests.unit.fake_clock import fake_clock, settle
 
 
@@ -92,6 +93,23 @@ async def test_frames_sent_before_the_end_can_be_drained() -> None:
     wire.theirs.close()
     wire.link.drain()
     assert [header["op"] for header, _ in wire.frames] == ["last"]
+    wire.link.close()
+
+
+@fake_clock
+async def test_a_large_buffer_that_is_dropped_at_once_is_forgotten_soon() -> None:
+    wire = Wire()
+    data = bytes(IDLE_LIMIT + 1)
+    sent = Packer()
+    wire.link.send({"op": "x", "tensors": sent.pack([WireTensor("T", "UINT8", (len(data),), data)])}, sent)
+    header = (await wire.read(1))[0]
+    wire.endpoint.buffers.returned.append(header["tensors"][0][4])
+    assert not write(wire.theirs, wire.endpoint.encode({"op": "y"}))
+    await settle()
+    wire.link.flush_soon()
+    await asyncio.sleep(2 * FLUSH_SECONDS)
+    assert wire.endpoint.receive(wire.theirs) == []
+    assert (wire.link.shared_bytes, wire.endpoint.buffers.size) == (0, 0)
     wire.link.close()
 
 
