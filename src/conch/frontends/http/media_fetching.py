@@ -34,8 +34,6 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 Connect = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-
-
 #: Counts bytes that have arrived; raises an error if there are too many.
 Hold = Callable[[int], None]
 
@@ -80,8 +78,8 @@ class MediaFetcher:
 
         return fetch
 
-    async def _keep(self, files: dict[str, bytes], urls: Sequence[str], hold: Hold) -> bytes:
-        """Fetch files and keep them in ``files``; returns the last one. Ends all connections if one fails."""
+    async def _keep(self, files: dict[str, bytes], urls: Sequence[str], hold: Hold) -> int:
+        """Fetch files and keep them in ``files``; returns their size (bytes). Ends all connections if one fails."""
         together = 0
 
         def arrived(size: int) -> None:
@@ -97,7 +95,7 @@ class MediaFetcher:
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         files.update({url: task.result() for url, task in tasks.items()})
-        return files[urls[-1]]
+        return together
 
     async def fetch(self, url: str, arrived: Hold = lambda size: None) -> bytes:
         """Return the file at a URL; ``arrived`` is called with the size of each part of it (bytes), and may raise.

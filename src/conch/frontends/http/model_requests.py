@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from conch.core.errors import Code, ConchError, internal
 from conch.core.inference import InferRequest, InferResponse, ModelSignature
-from conch.core.tensors import Buffer, WireTensor
+from conch.core.tensors import WireTensor
 from conch.frontends.http.background_tasks import start_work, take_body
 from conch.frontends.http.dialects import refuse
 from conch.frontends.http.exchange import HttpExchange
@@ -154,15 +154,15 @@ class Translation:
 
 
 class EntryNeeded(ConchError):
-    """An entry of a store is being read; the caller can wait for it and call again."""
+    """Stored or fetched data is being read; the caller can wait for it and call again. ``size`` waits for its size."""
 
-    def __init__(self, entry: Awaitable[Buffer | None]) -> None:
+    def __init__(self, size: Awaitable[int]) -> None:
         super().__init__("an entry is being read", Code.UNAVAILABLE)
-        self._entry = entry
+        self._size = size
 
     async def wait(self) -> int:
-        """Wait for the entry, and return its size (bytes)."""
-        return len(await self._entry or b"")
+        """Wait for the data, and return its size (bytes)."""
+        return await self._size
 
 
 class ModelRequests:

@@ -91,12 +91,10 @@ class Responses:
         return None if self._store is None else self._store.find(_key(exchange.client, id))
 
     @staticmethod
-    async def _keep(
-        entries: dict[str, bytes | None], id: str, entry: bytes | Awaitable[bytes | None] | None
-    ) -> bytes | None:
-        """Put an entry into ``entries`` and return it."""
-        entries[id] = await entry if isinstance(entry, Awaitable) else entry
-        return entries[id]
+    async def _keep(entries: dict[str, bytes | None], id: str, entry: bytes | Awaitable[bytes | None] | None) -> int:
+        """Put an entry into ``entries`` and return its size (bytes)."""
+        entries[id] = entry = await entry if isinstance(entry, Awaitable) else entry
+        return len(entry or b"")
 
     async def _stored(self, exchange: HttpExchange, id: str) -> bytes:
         """Return an entry of the store. Raises NOT_FOUND, also for the response of another client."""
