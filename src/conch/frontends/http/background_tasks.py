@@ -6,6 +6,7 @@ Used by the handlers, for example to decode a large body or to load a model.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -75,16 +76,17 @@ def start_work(
     loop = asyncio.get_running_loop()
     stack = ExitStack()
     stack.enter_context(held())
-    abandoned = False
-    task = loop.create_task(_run(exchange, _continue(work, awaited, lambda: abandoned), stack))
+    run = _run(exchange, _continue(work, awaited), stack)
+    task = loop.create_task(run)
     _TASKS.add(task)
     task.add_done_callback(_TASKS.discard)
 
     def cancel() -> None:
-        nonlocal abandoned
-        abandoned = True  # also if the task takes its next step before it is cancelled
         # Only after its first step a task passes its cancellation on to the work.
-        loop.call_soon(task.cancel)
+        if inspect.getcoroutinestate(run) == inspect.CORO_CREATED:
+            loop.call_soon(task.cancel)
+        else:
+            task.cancel()
 
     if cancel_on_disconnect:
         exchange.on_disconnect = cancel
@@ -122,22 +124,14 @@ def _fail(exchange: HttpExchange, error: Exception) -> None:
 
 
 @coroutine
-def _continue(
-    work: Coroutine[Any, Any, None], awaited: Any, abandoned: Callable[[], bool]
-) -> Generator[Any, Any, None]:
-    """Run the rest of a coroutine that waits for ``awaited``; Python 3.12 has eager tasks for this.
-
-    Cancels the coroutine after the wait during which it was ``abandoned``.
-    """
+def _continue(work: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """Run the rest of a coroutine that waits for ``awaited``; Python 3.12 has eager tasks for this."""
     while True:
         step, value = work.send, None
         try:
             yield awaited
         except BaseException as error:
             step, value = work.throw, error
-        else:
-            if abandoned():
-                step, value = work.throw, asyncio.CancelledError()
         try:
             awaited = None
             awaited = step(value)
