@@ -32,12 +32,12 @@ async def listen(
     port: int,
     *,
     reuse_port: bool = False,
-    ssl: ssl.SSLContext | None = None,
+    tls: ssl.SSLContext | None = None,
     handshake_seconds: float = inf,
 ) -> tuple[asyncio.Server, tuple[str, int]]:
     """Listen on ``host:port`` (port 0: any free port); returns the server and its address.
 
-    ``factory`` creates the protocol of each connection; with ``ssl``, after its handshake, which may take
+    ``factory`` creates the protocol of each connection; with ``tls``, after its handshake, which may take
     ``handshake_seconds``. Raises PortTakenError, or INTERNAL for any other failure.
     """
     loop = asyncio.get_running_loop()
@@ -46,10 +46,10 @@ async def listen(
             factory,
             host,
             port,
-            ssl=ssl,
+            ssl=tls,
             backlog=_BACKLOG,
             reuse_port=reuse_port or None,
-            ssl_handshake_timeout=min(handshake_seconds, _LONGEST_HANDSHAKE) if ssl is not None else None,
+            ssl_handshake_timeout=min(handshake_seconds, _LONGEST_HANDSHAKE) if tls is not None else None,
         )
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -61,7 +61,7 @@ async def listen(
 
 def make_context(settings: Settings, protocol: Literal["http", "grpc"]) -> ssl.SSLContext | None:
     """Return the TLS context of a protocol's port, None without TLS. Raises INVALID_ARG for unusable files."""
-    use, mutual, certificate, key, root = (_http if protocol == "http" else _grpc)(settings)
+    use, mutual, certificate, key, root = (_http_files if protocol == "http" else _grpc_files)(settings)
     if not use and not mutual:
         return None
     if not certificate or not key:
@@ -90,12 +90,12 @@ def make_context(settings: Settings, protocol: Literal["http", "grpc"]) -> ssl.S
 _Flags = tuple[bool, bool, str, str, str]
 
 
-def _http(settings: Settings) -> _Flags:
+def _http_files(settings: Settings) -> _Flags:
     use, mutual = settings.http_use_ssl, settings.http_use_ssl_mutual
     return use, mutual, settings.http_server_cert, settings.http_server_key, settings.http_root_cert
 
 
-def _grpc(settings: Settings) -> _Flags:
+def _grpc_files(settings: Settings) -> _Flags:
     use, mutual = settings.grpc_use_ssl, settings.grpc_use_ssl_mutual
     return use, mutual, settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert
 

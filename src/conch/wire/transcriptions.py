@@ -80,7 +80,7 @@ class TranscriptionPlan:
         return orjson.dumps(document)
 
     def _segment(self, index: int, chunk: Mapping[str, Any]) -> dict[str, Any]:
-        """Return OpenAI's segment; the log-probability and that of silence, which models do not report, are 0."""
+        """Return OpenAI's segment; ``avg_logprob`` and ``no_speech_prob``, which models do not report, are 0."""
         text = chunk["text"].encode()
         return {
             "id": index, "seek": round(_FRAMES * chunk["start"]), "start": chunk["start"], "end": chunk["end"],
@@ -211,7 +211,7 @@ def _read(outputs: Sequence[WireTensor]) -> dict[str, Any]:
 
 
 def _duration(results: Iterable[Mapping[str, Any]]) -> float:
-    """Return the duration of a recording (seconds), or the last end in it if the model does not report it."""
+    """Return the duration of a recording (seconds); if the model does not report it, the end of the last chunk."""
     reported = [result["duration"] for result in results if result["duration"] is not None]
     ends: list[float] = [chunk["end"] for result in results for chunk in result["chunks"]]
     return float(reported[0]) if reported else max(ends, default=0.0)

@@ -194,17 +194,8 @@ class Matcher:
         elif self._close is None:
             scores[self._start.crossing(self._tail)] = -np.inf
 
-    def begin_reasoning(self, scores: Logits, score: float) -> None:
-        """Set the ``score`` of the token that may begin the reasoning before the structure, if that is possible."""
-        if self._opens is not None:
-            scores[self._opens] = score
-
-    def reasoning_score(self, scores: Logits) -> float:
-        """Return the score of the token that may begin the reasoning before the structure."""
-        return -np.inf if self._opens is None else float(scores[self._opens])
-
     @property
-    def _opens(self) -> int | None:
+    def opens(self) -> int | None:
         """The token that may begin reasoning instead of the structure."""
         return self._reasoning.open if self._reasoning is not None and self._fresh and self._start is None else None
 
@@ -215,7 +206,7 @@ class Matcher:
 
     def admits(self, token: int) -> bool:
         """Whether a token that the mask allows keeps the items of arrays distinct."""
-        return self._unique is None or self.is_free or token == self._opens or self._unique.admits(token)
+        return self._unique is None or self.is_free or token == self.opens or self._unique.admits(token)
 
     def accept(self, token: int) -> ConchError | None:
         """Advance by the chosen token. Returns an error if the token is not allowed, or if no token is."""
@@ -291,12 +282,14 @@ def restrict(logits: Logits, matchers: Sequence[Matcher | None]) -> None:
     computed = masks([matcher for _, matcher in structured], logits.shape[1])
     for (row, matcher), mask in zip(structured, computed, strict=True):
         scores = logits[row]
-        score = matcher.reasoning_score(scores)
+        opens = matcher.opens
+        score = None if opens is None else scores[opens]
         bounds = _BOUNDS.take(mask, axis=0).ravel()[: len(scores)]
         allowed = scores[: len(bounds)]
         np.minimum(allowed, bounds, out=allowed)
         scores[len(bounds) :] = -np.inf
-        matcher.begin_reasoning(scores, score)
+        if opens is not None:
+            scores[opens] = score
 
 
 def _grammar(matchers: Any, structure: Structure, schema: Any) -> str:

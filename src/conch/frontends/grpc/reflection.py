@@ -98,10 +98,10 @@ class ServedFiles:
     def __init__(self) -> None:
         self.pool = descriptor_pool.DescriptorPool()
         self.messages: dict[str, ReflectionMessages] = {}
-        for file in (service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR):
+        roots: list[FileDescriptor] = [service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR]
+        for file in roots:
             for dependency in reversed(_with_imports(file)):
                 self.pool.AddSerializedFile(dependency.serialized_pb)
-        roots: list[FileDescriptor] = [service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR]
         for version in VERSIONS:
             described = _describe(version)
             self.pool.AddSerializedFile(described.SerializeToString())

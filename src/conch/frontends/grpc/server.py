@@ -120,7 +120,7 @@ class GrpcFrontend:
             host,
             port,
             reuse_port=self._settings.reuse_grpc_port,
-            ssl=make_context(self._settings, "grpc"),
+            tls=make_context(self._settings, "grpc"),
             handshake_seconds=self._limits.times.head,
         )
         self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep_again)

@@ -24,8 +24,8 @@ STATUS: Final = {
     Code.CANCELLED: 400,
 }
 #: The clients of OpenAI, Anthropic and Cohere retry after any status of 500 or higher.
-OPENAI_STATUS: Final = {**STATUS, Code.UNSUPPORTED: 400}
-_ANTHROPIC_STATUS: Final = {**OPENAI_STATUS, Code.UNAVAILABLE: 529}
+_OPENAI_STATUS: Final = {**STATUS, Code.UNSUPPORTED: 400}
+_ANTHROPIC_STATUS: Final = {**_OPENAI_STATUS, Code.UNAVAILABLE: 529}
 _RETRY: Final = (b"Retry-After", b"1")
 _ENCODINGS: Final = (b"Accept-Encoding", ACCEPTED.encode())
 
@@ -50,7 +50,7 @@ KSERVE: Final = Dialect(
     lambda error: STATUS[error.code], lambda status, error: kserve.error_body(error.public), denied=403
 )
 OPENAI: Final = Dialect(
-    lambda error: OPENAI_STATUS[error.code], openai.error_body, denied=401, request_id=b"X-Request-Id",
+    lambda error: _OPENAI_STATUS[error.code], openai.error_body, denied=401, request_id=b"X-Request-Id",
     duration=b"OpenAI-Processing-Ms",
 )  # fmt: skip
 ANTHROPIC: Final = Dialect(
@@ -58,7 +58,7 @@ ANTHROPIC: Final = Dialect(
     request_id=b"request-id",
 )  # fmt: skip
 COHERE: Final = Dialect(
-    lambda error: OPENAI_STATUS[error.code], errors.cohere_body, denied=401, request_id=b"X-Request-Id"
+    lambda error: _OPENAI_STATUS[error.code], errors.cohere_body, denied=401, request_id=b"X-Request-Id"
 )
 TEI: Final = Dialect(errors.tei_status, errors.tei_body, denied=401, busy=(429, 503), request_id=b"X-Request-Id")
 

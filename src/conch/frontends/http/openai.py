@@ -19,7 +19,7 @@ from conch.core.errors import ConchError, not_found
 from conch.core.inference import InferRequest, InferResponse, ignore
 from conch.core.tensors import WireTensor
 from conch.frontends.http.background_tasks import respond_after, start_work
-from conch.frontends.http.dialects import OPENAI_STATUS
+from conch.frontends.http.dialects import OPENAI
 from conch.frontends.http.exchange import JSON, PLAIN, HttpExchange
 from conch.frontends.http.media_fetching import MediaFetcher
 from conch.frontends.http.model_requests import ModelRequests, RequestsResponder, Translation
@@ -84,7 +84,7 @@ class GenerationResponder(RequestsResponder):
             error.param = member
         if self._exchange.started:
             self.cancel()
-            self._exchange.write(self._response.failure(OPENAI_STATUS[error.code], error))
+            self._exchange.write(self._response.failure((self._exchange.dialect or OPENAI).status(error), error))
             self._exchange.finish()
         else:
             super()._fail(error)

@@ -16,7 +16,7 @@ from conch.core.tensors import Buffer
 from conch.frontends.http.background_tasks import start_work
 from conch.frontends.http.dialects import STATUS, refuse
 from conch.frontends.http.exchange import JSON, HttpExchange
-from conch.frontends.http.model_requests import JoinedResponder
+from conch.frontends.http.model_requests import RequestsResponder
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
 from conch.server.model import Model
@@ -185,13 +185,14 @@ class GenerateResponder(Responder):
         self._exchange.respond(200, [JSON], body)
 
 
-class TextsResponder(JoinedResponder):
+class TextsResponder(RequestsResponder):
     """``generate`` for several texts, with a request for each."""
 
     def __init__(
         self, exchange: HttpExchange, requests: Sequence[InferRequest], offloader: Offloader, *, decoupled: bool
     ) -> None:
-        super().__init__(exchange, requests, offloader)
+        super().__init__(exchange, requests)
+        self._offloader = offloader
         self._decoupled = decoupled
         self._responses: dict[int, InferResponse] = {}
 
@@ -203,7 +204,7 @@ class TextsResponder(JoinedResponder):
     def _finish(self) -> None:
         if len(self._responses) < len(self._requests):
             raise invalid(NOT_ONE_RESPONSE)
-        super()._finish()
+        start_work(self._exchange, self._encode(), cancel_on_disconnect=True)
 
     async def _encode(self) -> None:
         responses = [self._responses[part] for part in range(len(self._requests))]

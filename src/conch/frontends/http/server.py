@@ -314,7 +314,7 @@ class HttpListener:
             host,
             port,
             reuse_port=self._reuse_port,
-            ssl=self._ssl,
+            tls=self._ssl,
             handshake_seconds=self._limits.times.head,
         )
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep_again)

@@ -91,7 +91,7 @@ def openai(
     """Decode a request to one of ``ENDPOINTS``: the plan of its response, and the inputs of each request to the model.
 
     ``signature_of`` is called with the id of the model or LoRA adapter; its errors refuse the request. ``fetch``
-    returns the files at URLs of images; None if there are no hosts to fetch from.
+    returns the files at the URLs of images and recordings; None if there are no hosts to fetch from.
     """
     fields = read_body(compression.decompress(body, encoding, limit), partial(fetch_media, fetch=fetch))
     return _decode(fields, signature_of, *ENDPOINTS[endpoint])

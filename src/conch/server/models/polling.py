@@ -125,7 +125,7 @@ class RepositoryPolling:
         except ConchError as error:  # raised only while the server stops; failed loads are in the result
             LOG.info("did not load the changes in the model repository: %s", error.message)
         except Exception:
-            LOG.exception("failed to load what has changed in the model repository")
+            LOG.exception("failed to load the changes in the model repository")
 
     async def _poll(self) -> None:
         while True:

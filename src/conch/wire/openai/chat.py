@@ -255,7 +255,7 @@ def read_chat(fields: Fields) -> ChatRequest:
             raise ApiError(f"'tool_choice' cannot be combined with '{members['structured_outputs']}'", "tool_choice")
         sampling["structured_outputs"] = {"json": tools.schema}
         members["structured_outputs"] = "tools"
-    # The structure of the calls of strict tools is the only one that a request has without a member.
+    # Without such a member, only strict tools give a request a structure.
     members.setdefault("structured_outputs", "tools")
     logprobs = _logprobs(fields)
     modalities = fields.take("modalities")

@@ -124,7 +124,7 @@ def read_input(fields: Fields) -> Texts:
         return read_texts_or_tokens(fields, "input")
     if fields.has("input"):
         raise ApiError("'messages' cannot be combined with 'input'", "messages")
-    return checked_texts(read_messages(fields), "messages[0].content")
+    return checked_texts(_read_message(fields), "messages[0].content")
 
 
 def read_texts_or_tokens(fields: Fields, member: str) -> Texts:
@@ -167,7 +167,7 @@ def read_content(content: Any, path: str) -> str | bytes:
     return parts[0]
 
 
-def read_messages(fields: Fields) -> list[str | bytes]:
+def _read_message(fields: Fields) -> list[str | bytes]:
     """Take vLLM's ``messages``, one message with a text or an image."""
     messages = fields.array("messages") or []
     if len(messages) != 1 or type(messages[0]) is not dict:

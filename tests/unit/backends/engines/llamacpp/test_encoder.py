@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ pytest.importorskip("tokenizers")
 
 from conch.backends.base.arrays import Array, Result
 from conch.backends.engines.llamacpp.encoder import LlamaEncoder
-from conch.backends.engines.llamacpp.library import library
 from conch.backends.tasks.huggingface_backend import EngineOpener, describe_task, make_task
 from conch.backends.tasks.task import Task
 from conch.checkpoints.folder import Checkpoint
@@ -27,15 +24,6 @@ from tests.unit.checkpoints.gguf_encoders import wordpieces
 from tests.unit.checkpoints.gguf_files import CLS, MEAN, RANK, write
 
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "red", "green", "##s", "blue")
-
-
-@pytest.fixture(autouse=True)
-def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(sys.modules, "llama_cpp", llama_cpp)
-    library.cache_clear()
-    yield
-    library.cache_clear()
-    llama_cpp.contexts.clear()
 
 
 def bert(folder: Path, pooling: int, **metadata: Any) -> Path:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 
 from conch.backends.batching.decoder import Chunk
 from conch.backends.engines.llamacpp.decoder import LlamaDecoder
-from conch.backends.engines.llamacpp.library import library
 from conch.backends.engines.llamacpp.lora import gguf_adapter
 from conch.backends.generation.engine import EngineRequest, EngineSpec
 from conch.backends.generation.generation_backend import open_engine
@@ -29,15 +27,6 @@ from tests.unit.backends.engines.driving import finished_by_id, tokens
 CONFIG = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 METADATA = {"general.architecture": "llama", "llama.attention.head_count": 4}
 F32, I32 = 0, 26
-
-
-@pytest.fixture(autouse=True)
-def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(sys.modules, "llama_cpp", llama_cpp)
-    library.cache_clear()
-    yield
-    library.cache_clear()
-    llama_cpp.contexts.clear()
 
 
 def spec(folder: Path, content: str = "sum", kind: int = F32, **fields: Any) -> EngineSpec:
