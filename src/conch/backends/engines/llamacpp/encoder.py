@@ -17,7 +17,7 @@ from conch.backends.batching.decoder import Chunk
 from conch.backends.engines.llamacpp.decoder import LlamaBatch, load_model, open_context, weights_type
 from conch.backends.engines.llamacpp.library import Arguments, library
 from conch.backends.generation.engine import EngineSpec
-from conch.core.errors import internal, invalid
+from conch.core.errors import ConchError, internal, invalid
 
 #: The size of the first context (tokens).
 _FIRST: Final = 512
@@ -37,8 +37,9 @@ class LlamaEncoder:
         """Load the model. Raises INVALID_ARG for a file that llama.cpp refuses or that gives no finite numbers."""
         if spec.gguf is None:
             raise invalid(f"engine 'llamacpp' needs a GGUF file: {spec.directory} has none")
-        if "n_ubatch" in spec.arguments:
-            raise invalid("parameter 'n_ubatch' is for generated text: all tokens of a batch are computed at once")
+        for name in ("kv_unified", "n_ubatch"):
+            if name in spec.arguments:
+                raise invalid(f"parameter '{name}' is for generated text: all tokens of a batch are computed at once")
         self._llama = library()
         module = self._llama.module
         self._spec, self._arguments, self._ranks = spec, Arguments.of(spec), ranks
@@ -49,6 +50,7 @@ class LlamaEncoder:
         self._lock = threading.Lock()
         self._context: Any = None
         self._batch: LlamaBatch
+        self._make_room(_FIRST)
         self._llama.checked(f"engine 'llamacpp' cannot serve {spec.source}", self._try)
 
     def run(self, sequences: Sequence[Sequence[int]]) -> Vectors:
@@ -62,7 +64,10 @@ class LlamaEncoder:
 
     def _run(self, sequences: Sequence[Sequence[int]]) -> Vectors:
         tokens = sum(map(len, sequences))
-        self._make_room(tokens)
+        try:
+            self._make_room(tokens)
+        except ConchError as error:
+            raise internal(f"llama.cpp has no memory for a batch of {tokens} tokens") from error
         module = self._llama.module
         if memory := module.llama_get_memory(self._context):  # of a model that reads from left to right
             module.llama_memory_clear(memory, True)
