@@ -58,15 +58,17 @@ class StartMark:
     def __init__(self, mark: str, tokens: TokenBytes, vocabulary: int) -> None:
         self.text = mark.encode()
         self._tokens = tokens.tokens
-        #: Special tokens, which add no text, except for the mark itself.
         known = range(len(self._tokens))
+        #: Special tokens, which add no text, except for the mark itself.
         self._hidden = frozenset(id for id in tokens.special_ids if id not in known or self._tokens[id] != self.text)
         #: The tokens that end the mark and add more text, by the number of bytes of the mark before them.
         self._crossing: list[list[int]] = [[] for _ in self.text]
         for id, piece in enumerate(self._tokens[:vocabulary]):
-            if self.text[-1] in piece[:-1] and id not in self._hidden:
+            before = piece[:-1]
+            if self.text[-1] in before and id not in self._hidden:
                 for length, ids in enumerate(self._crossing):
-                    if self._crosses(piece, length):
+                    rest = self.text[length:]
+                    if before.startswith(rest) if length else rest in before:
                         ids.append(id)
 
     def piece(self, token: int) -> bytes:
@@ -76,8 +78,3 @@ class StartMark:
     def crossing(self, tail: bytes) -> list[int]:
         """Return the tokens that end the mark after the text ``tail`` and add more, which the structure would miss."""
         return [id for length, ids in enumerate(self._crossing) if tail.endswith(self.text[:length]) for id in ids]
-
-    def _crosses(self, piece: bytes, length: int) -> bool:
-        rest = self.text[length:]
-        begin = 0 if length and piece.startswith(rest) else -1 if length else piece.find(rest)
-        return 0 <= begin < len(piece) - len(rest)

@@ -102,6 +102,7 @@ class GrammarCompiler:
         self._tokenizer, self._tokens, self._vocabulary, self._eos_ids = tokenizer, tokens, vocabulary, eos_ids
         #: llguidance's tokenizers for JSON and for other structures.
         self._known: dict[bool, Any] = {}
+        self._marks: dict[str, StartMark] = {}
 
     def compile(self, structure: Structure) -> CompiledStructure:
         """Compile a structure, for any number of sequences.
@@ -136,8 +137,14 @@ class GrammarCompiler:
             raise invalid(f"structured_outputs: this {structure.kind} does not compile: {_line(reason)}")
         ends = tuple(id for id in self._eos_ids if 0 <= id < self._vocabulary)
         unique = schema is not None and UNIQUE in json.dumps(schema)
-        start = None if calls is None else StartMark(calls["mark"], self._tokens, self._vocabulary)
+        start = None if calls is None else self._start_mark(calls["mark"])
         return CompiledStructure(matcher, schema if unique else None, self._tokens.tokens, ends, start)
+
+    def _start_mark(self, mark: str) -> StartMark:
+        """Return the mark that begins calls, which takes a pass over the vocabulary once."""
+        if mark not in self._marks:
+            self._marks[mark] = StartMark(mark, self._tokens, self._vocabulary)
+        return self._marks[mark]
 
     # The tokenizer interface of llguidance: these attributes, and a call that converts a text to ids.
 

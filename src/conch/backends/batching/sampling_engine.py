@@ -20,7 +20,7 @@ State = TypeVar("State", bound=SequenceState)
 
 
 class SamplingEngine(GenerationEngine):
-    """Subclasses call ``open_grammars`` once the other attributes are set."""
+    """An engine that chooses tokens from logits; subclasses call ``open_grammars`` once their attributes are set."""
 
     partial_structures = True
 

@@ -234,7 +234,7 @@ class SamplingParams:
 
     @property
     def prefix_key(self) -> str:
-        """The requests with which cached prefixes are shared: those with the same adapter and salt."""
+        """The key of cached prefixes, which requests with the same adapter and salt share."""
         return f"{self.lora_name}\0{self.cache_salt}" if self.cache_salt else self.lora_name
 
     def make_greedy(self) -> None:

@@ -118,7 +118,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text of at most ``length`` characters (0: any), which must not be empty then."""
+    """A text; with a ``length``, one of 1 to ``length`` characters."""
 
     length: int = 0
     wanted: ClassVar = "a text"

@@ -4,8 +4,8 @@ llama.cpp assigns cells of the cache to tokens, and a cell may belong to several
 batcher therefore only count: sequences never need more cells than their blocks have.
 
 The order in which attention adds up tokens follows from their cells. If results must not depend on other sequences,
-or if ``kv_unified`` is false, each slot has a separate part of the cache, which it fills from the start. In a cache
-that all share, attention passes over the cells of the other sequences, which takes time.
+or if ``kv_unified`` is false, each slot has a separate part of the cache, which it fills from the start. In a
+shared cache, attention also passes over the cells of other sequences, which takes time.
 """
 
 from __future__ import annotations
@@ -97,7 +97,6 @@ class LlamaDecoder(Decoder):
 
     def run(self, chunks: Sequence[Chunk], adapter: str = "") -> Logits:
         self._use(adapter)
-        slots = [chunk.slot for chunk in chunks]
         # Only neighbours in a separated cache are computed together.
         ordered = sorted(chunks, key=attrgetter("slot")) if self._separate else chunks
         rows = self._batch.fill(ordered)
@@ -109,10 +108,10 @@ class LlamaDecoder(Decoder):
         if not rows:
             return np.empty((0, self.vocabulary), np.float32)
         logits: Logits = np.ctypeslib.as_array(module.llama_get_logits(self._context), (rows, self.vocabulary))
-        if self._separate and slots != sorted(slots):
-            ends = np.cumsum([chunk.wanted for chunk in ordered])
-            end_of = dict(zip(sorted(slots), ends, strict=True))
-            logits = logits[np.concatenate([np.arange(-chunk.wanted, 0) + end_of[chunk.slot] for chunk in chunks])]
+        if self._separate:
+            slots = np.repeat([chunk.slot for chunk in chunks], [chunk.wanted for chunk in chunks])
+            if (slots[1:] < slots[:-1]).any():
+                logits = logits[slots.argsort(kind="stable").argsort()]
         return logits
 
     def share(self, source: int, target: int, tokens: int, copied: tuple[int, int] | None) -> None:
@@ -269,9 +268,10 @@ def open_context(
         parameters.embeddings, parameters.pooling_type = True, pooling
     parameters.n_seq_max = slots
     parameters.n_outputs_max_per_seq = 0
-    # While the others wait for one, threads spin: a step with one token, which is short, leaves a core to the server.
-    parameters.n_threads = max(1, (spec.threads or 1) - (pooling is None))
-    parameters.n_threads_batch = spec.threads or 1
+    threads = spec.threads or 1
+    # Threads spin while they wait for each other: a step with one token, which is short, leaves a core to the server.
+    parameters.n_threads = max(1, threads - 1) if pooling is None else threads
+    parameters.n_threads_batch = threads
     parameters.flash_attn_type = arguments.flash_attn
     parameters.type_k, parameters.type_v = CACHE_TYPES[arguments.type_k][0], CACHE_TYPES[arguments.type_v][0]
     parameters.offload_kqv = parameters.op_offload = spec.device == "cuda"

@@ -215,7 +215,7 @@ _Piece = list[list[Any]]
 class Prefixes:
     """The most recently used blocks, up to ``limit`` bytes; the key of a block covers all tokens up to its end.
 
-    ``shared`` names the requests that share blocks.
+    Only requests with the same ``prefix_key`` share blocks.
     """
 
     def __init__(self, limit: int) -> None:
@@ -228,10 +228,10 @@ class Prefixes:
     def tokens(self) -> int:
         return BLOCK * len(self._blocks)
 
-    def find(self, shared: str, tokens: list[int]) -> list[_Piece]:
+    def find(self, prefix_key: str, tokens: list[int]) -> list[_Piece]:
         """Return the cached blocks at the beginning of ``tokens``; leaves at least one token to read."""
         keys = []
-        for key, stop in _keys(shared, tokens):
+        for key, stop in _keys(prefix_key, tokens):
             if stop >= len(tokens) or key not in self._blocks:
                 break
             keys.append(key)
@@ -243,10 +243,10 @@ class Prefixes:
         self.queries += tokens
         self.hits += hits
 
-    def keep(self, shared: str, tokens: list[int], cache: PaddedCache, row: int) -> None:
+    def keep(self, prefix_key: str, tokens: list[int], cache: PaddedCache, row: int) -> None:
         """Store copies of the full blocks of ``tokens``, the first tokens of ``row`` in ``cache``."""
         keys = []
-        for key, stop in _keys(shared, tokens):
+        for key, stop in _keys(prefix_key, tokens):
             keys.append(key)
             if key not in self._blocks:
                 piece = cache.piece(row, stop - BLOCK, stop)
@@ -271,8 +271,8 @@ class Prefixes:
         self._bytes -= _size(piece)
 
 
-def _keys(shared: str, tokens: list[int]) -> Iterator[tuple[bytes, int]]:
-    key = shared.encode("utf-8", "surrogatepass")
+def _keys(prefix_key: str, tokens: list[int]) -> Iterator[tuple[bytes, int]]:
+    key = prefix_key.encode("utf-8", "surrogatepass")
     for stop in range(BLOCK, len(tokens) + 1, BLOCK):
         key = hashlib.blake2b(key + array("q", tokens[stop - BLOCK : stop]).tobytes(), digest_size=16).digest()
         yield key, stop
