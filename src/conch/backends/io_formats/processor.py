@@ -63,8 +63,8 @@ class MediaProcessor:
         self._items: OrderedDict[bytes, MediaItem] = OrderedDict()
         self._bytes = 0
         self._lock = Lock()
-        self._parts: bool | None = None
-        self._tool_parts: bool | None = None
+        #: Whether the template renders parts, by role.
+        self._parts: dict[str, bool] = {}
         self.spec = self._spec(checkpoint)
 
     def items(self, request: Request) -> list[MediaItem]:
@@ -87,9 +87,7 @@ class MediaProcessor:
         Images and recordings in results of tools become messages of the user if the template leaves them out.
         """
         if any(self._has_items(message) and message.get("role") == "tool" for message in messages):
-            if self._tool_parts is None:
-                self._tool_parts = self._reads(template, "tool")
-            messages = messages if self._tool_parts else self._moved(messages)
+            messages = messages if self._reads_parts(template, "tool") else self._moved(messages)
         return [self._with_parts(message, template) for message in messages]
 
     def _moved(self, messages: list[Any]) -> list[Any]:
@@ -117,18 +115,18 @@ class MediaProcessor:
 
     def _with_parts(self, message: Any, template: ChatTemplate) -> Any:
         content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, str) and self._reads_parts(template):
+        if isinstance(content, str) and self._reads_parts(template, "user"):
             return {**message, "content": [{"type": "text", "text": content}]}
-        if isinstance(content, list) and not self._reads_parts(template):
+        if isinstance(content, list) and not self._reads_parts(template, "user"):
             texts = (self.marks.get(str(part.get("type")), str(part.get("text", ""))) for part in content)
             return {**message, "content": "\n".join(texts)}
         return message
 
-    def _reads_parts(self, template: ChatTemplate) -> bool:
-        """Whether a template renders the parts of a content, and not the list itself."""
-        if self._parts is None:
-            self._parts = self._reads(template, "user")
-        return self._parts
+    def _reads_parts(self, template: ChatTemplate, role: str) -> bool:
+        """Whether a template renders the parts of the content of a message, and not the list itself."""
+        if role not in self._parts:
+            self._parts[role] = self._reads(template, role)
+        return self._parts[role]
 
     def _reads(self, template: ChatTemplate, role: str) -> bool:
         """Whether a template renders the parts of a message with this role."""

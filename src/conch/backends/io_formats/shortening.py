@@ -22,11 +22,14 @@ def shortened(messages: Messages, fits: Callable[[Messages], bool]) -> Messages 
     users = [index for index in range(lead, len(messages)) if roles[index] == "user"]
     last = users[-1] if users else lead - 1
     others = [index for index in range(last + 1, len(messages)) if roles[index] != "tool"]
+
+    def kept(start: int) -> Messages:
+        return [*messages[:lead], *messages[start:]]
+
     for starts in (users, others):
-        kept = [[*messages[:lead], *messages[start:]] for start in starts]
-        index = bisect_left(kept, True, key=fits)
-        if index < len(kept):
-            return kept[index]
+        index = bisect_left(starts, True, key=lambda start: fits(kept(start)))
+        if index < len(starts):
+            return kept(starts[index])
     return None
 
 

@@ -392,19 +392,18 @@ class TextInterface:
             raise invalid("Streaming is only supported in decoupled mode.")
         # A structure allows calls even of tools that are not in the prompt.
         text, prompt, items = self._prompt(request, optional_tools="structured_outputs" in overrides.values)
-        if request.option("tokenize_only", False):
-            counted = np.array([len(prompt)], np.uint32)
-            return ImmediateResponse(Result({"text_output": _strings([""]), "num_input_tokens": counted}))
         chat = "messages" in request.inputs
-        room = self.limits.remaining(self._reserved(overrides))
-        if request.option(DROP_OLDEST, False) and chat and len(prompt) > room:
-            text, prompt, items = self._shortened(request, room, (text, prompt, items))
-        exclude = request.option("exclude_input_in_output", stream or chat)
-        if stream and not exclude:
-            raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
         source = TOKEN_IDS.name if TOKEN_IDS.name in request.inputs else "messages" if chat else "text_input"
         if request.has(SUFFIX):
             prompt = self._infilled(request, overrides, text if source == "text_input" else prompt, items)
+        if request.option("tokenize_only", False):
+            counted = np.array([len(prompt)], np.uint32)
+            return ImmediateResponse(Result({"text_output": _strings([""]), "num_input_tokens": counted}))
+        if chat and request.option(DROP_OLDEST, False):
+            text, prompt, items = self._shortened(request, overrides, (text, prompt, items))
+        exclude = request.option("exclude_input_in_output", stream or chat)
+        if stream and not exclude:
+            raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
         whole = prompt
         prompt, sampling = self._sampling(overrides, prompt, source, request.option(DEFAULT_TEMPERATURE))
         if (items or request.has(SUFFIX)) and len(prompt) < len(whole):
@@ -467,7 +466,8 @@ class TextInterface:
     def _reasoning(self, prompt: str) -> ReasoningTokens | None:
         """Return the tokens around the reasoning that may come before a structure; None if the structure comes first.
 
-        That is so if the prompt ends the reasoning, and if the engine or the tokens of the model allow nothing else.
+        None also if the prompt already ends the reasoning, if the engine has no partial structures, or if a mark is not
+        a single token.
         """
         marks = self.output_format.reasoning
         if not marks or not self.limits.engine.partial_structures or prompt.rstrip().endswith(marks[-1]):
@@ -516,7 +516,7 @@ class TextInterface:
                 self.media.check(ids, items)
             return self.tokenizer.decode(ids), ids, items
         text, chat = self._text(request, optional_tools=optional_tools)
-        prompt = self._encoded(text, items, chat=chat)
+        prompt = [] if request.has(SUFFIX) and not chat else self._encoded(text, items, chat=chat)
         if not prompt and chat:
             raise invalid(
                 "the chat template makes an empty text of 'messages': there is nothing to continue", "messages"
@@ -540,12 +540,17 @@ class TextInterface:
         return tokens
 
     def _shortened(
-        self, request: Request, room: int, whole: tuple[str, list[int], Sequence[MediaItem]]
+        self, request: Request, overrides: SamplingOverrides, whole: tuple[str, list[int], Sequence[MediaItem]]
     ) -> tuple[str, list[int], Sequence[MediaItem]]:
-        """Return the prompt of a conversation without its oldest messages, at most ``room`` tokens.
+        """Return the prompt of a conversation without its oldest messages, so that it fits into the context.
 
-        Returns ``whole``, the prompt of all messages, if the newest ones alone do not fit.
+        Returns ``whole``, the prompt of all messages, if it fits, or if the newest ones alone do not.
         """
+        room = self.limits.remaining(self._reserved(overrides))
+        if len(whole[1]) <= room:
+            return whole
+        #: By the number of messages.
+        prompts: dict[int, tuple[str, list[int], Sequence[MediaItem]]] = {}
         messages = _document(request, "messages", list)
 
         def prompt_of(kept: Messages) -> tuple[str, list[int], Sequence[MediaItem]]:
@@ -561,12 +566,13 @@ class TextInterface:
 
         def fits(kept: Messages) -> bool:
             try:
-                return len(prompt_of(kept)[1]) <= room
+                prompt = prompts[len(kept)] = prompt_of(kept)
             except ConchError:  # a template may demand messages that have been dropped
                 return False
+            return len(prompt[1]) <= room
 
         kept = shortened(messages, fits)
-        return whole if kept is None else prompt_of(kept)
+        return whole if kept is None else prompts[len(kept)]
 
     def _items(self, request: Request) -> Sequence[MediaItem]:
         """Return the images and recordings of a request. Raises UNSUPPORTED if the model reads none of their kind."""
