@@ -445,12 +445,14 @@ class Checkpoint:
                 raise invalid(f"{self.gguf.path} is for task '{gguf_task(self.gguf)}', not for '{self.task}'")
             return replace(self.options, engine="transformers") if engine == "torch" else self.options
         if self.gguf is not None:
-            if problem := retrieval_problem(self.gguf, self.task) or self.llamacpp_problem:
+            if problem := retrieval_problem(self.gguf, self.task):
                 raise invalid(f"{self.gguf.path} {problem}")
             if engine not in ("auto", "llamacpp"):
                 raise invalid(f"engine '{engine}' does not run task '{self.task}' of a GGUF file: choose llamacpp")
             if self.options.adapters or self.options.adapter_folders:
                 raise invalid(f"LoRA adapters are for task '{TEXT_GENERATION}', and the task is '{self.task}'")
+            if problem := self.llamacpp_problem:
+                raise invalid(f"engine 'llamacpp' cannot serve {self.gguf.path}: {problem}")
             return self.options
         if engine not in ("auto", *ENGINES, "transformers"):
             raise invalid(f"engine '{engine}' is for task '{TEXT_GENERATION}', and the task is '{self.task}'")

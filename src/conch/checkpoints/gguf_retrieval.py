@@ -21,7 +21,7 @@ ENCODERS: Final = frozenset({
 #: Modes of pooling by ``llama_pooling_type``.
 _POOLING: Final[Mapping[int, str]] = {1: "mean", 2: "cls", 3: "lasttoken"}
 _RANK: Final = 4
-#: Layers of a classifier, of which a reranker has at least one.
+#: Layers of a classifier; a reranker has at least one.
 _CLASSIFIER: Final = ("cls.weight", "cls.output.weight")
 #: Layers after pooling.
 _PROJECTIONS: Final = ("dense_3.weight", "dense_2.weight")

@@ -194,13 +194,14 @@ class EmbeddingModel:
             raise unsupported(f"'{checkpoint.source}' is a {family} of sentence-transformers, which embeds no text")
         legacy = _Legacy.read(checkpoint, settings) if family == MULTI_VECTOR else _Legacy()
         reader = _ModuleReader(checkpoint, legacy)
-        listed = checkpoint.modules() if checkpoint.gguf is None else []
-        if listed:
-            modules = tuple(reader.module(entry.get("type"), entry.get("path")) for entry in listed)
-        elif checkpoint.gguf is not None:
-            # llama-server normalizes, too; a file does not tell.
+        listed: Sequence[Mapping[str, Any]] = ()
+        modules: tuple[Module, ...]
+        if checkpoint.gguf is not None:
+            # As in llama-server; GGUF files do not record whether vectors are normalized.
             pooling = Module("Pooling", config={"pooling_mode": gguf_pooling(checkpoint.gguf)})
             modules = Module("Transformer"), pooling, Module("Normalize")
+        elif listed := checkpoint.modules():
+            modules = tuple(reader.module(entry.get("type"), entry.get("path")) for entry in listed)
         else:
             contrastive = checkpoint.config.get("model_type") in CONTRASTIVE
             modules = (reader.module(_NAMESPACE + ("CLIPModel" if contrastive else "Transformer"), ""),)
@@ -557,8 +558,8 @@ def _size(checkpoint: Checkpoint, modules: Sequence[Module]) -> int:
         config = module.config
         match module.kind:
             case "Transformer" | "MLMTransformer" | "CLIPModel":
-                own = checkpoint.config if checkpoint.gguf is not None else None
-                document = own or checkpoint.json(joined(module.path, "config.json")) or {}
+                saved = checkpoint.gguf is None
+                document = checkpoint.json(joined(module.path, "config.json")) or {} if saved else checkpoint.config
                 inner = document.get("text_config")
                 names: Sequence[str] = ("vocab_size",) if predicts_tokens(module) else _SIZES
                 if module.methods is not None:

@@ -85,6 +85,11 @@ def test_classes_of_a_reranker_have_the_labels_of_the_file(tmp_path: Path) -> No
             {"Lora_modules": '{"red": "red.gguf"}'},
             "LoRA adapters are for task 'text-generation', and the task is 'feature-extraction'",
         ),
+        (
+            "bert",
+            {"Lora_modules": '{"red": "red"}'},
+            "LoRA adapters are for task 'text-generation', and the task is 'feature-extraction'",
+        ),
         ("lfm2", {"Task": "fill-mask"}, "is for task 'text-generation', not for 'fill-mask'"),
     ],
 )

@@ -45,7 +45,7 @@ _ROLES: Final[Mapping[str, str]] = {
     "eos_token": "eos",
     "unk_token": "unknown",
     "pad_token": "padding",
-    "sep_token": "seperator",
+    "sep_token": "seperator",  # spelt so in GGUF
     "cls_token": "cls",
     "mask_token": "mask",
 }
