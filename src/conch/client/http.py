@@ -393,9 +393,9 @@ def fetch(url: str, timeout: float, body: bytes | None = None) -> tuple[int, byt
         raise invalid(f"'{url}' is not an HTTP URL")
     tls = ssl.create_default_context() if parts.scheme == "https" else None
     headers = {"connection": "close", **({} if body is None else {"content-type": "application/json"})}
-    transport = HttpTransport(host, port or (80 if tls is None else 443), "", tls, headers)
     target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
-    response = transport.request("GET" if body is None else "POST", target, (body or b"",), deadline)
+    with contextlib.closing(HttpTransport(host, port or (80 if tls is None else 443), "", tls, headers)) as transport:
+        response = transport.request("GET" if body is None else "POST", target, (body or b"",), deadline)
     return response.status, response.body
 
 

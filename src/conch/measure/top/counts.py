@@ -13,13 +13,12 @@ from math import inf, isnan
 from typing import Final
 
 from conch.measure.metrics_page import labels_of, samples
+from conch.measure.perf.server.statistics import SERVER_STAGES
 
 #: The name and the version of a model.
 ModelKey = tuple[str, str]
 Buckets = dict[float, float]
 
-#: The durations (µs) of a request by part.
-PARTS: Final = ("queue", "compute_input", "compute_infer", "compute_output")
 _MILLISECONDS: Final = {
     "conch_inference_request_histogram_ms_bucket": "request",
     "conch_inference_queue_histogram_ms_bucket": "queue",
@@ -78,7 +77,7 @@ _TOTALS: Final = {
     "nv_inference_count": "inferences",
     "nv_inference_exec_count": "executions",
     "nv_inference_request_duration_us": "request",
-    **{f"nv_inference_{part}_duration_us": part for part in PARTS},
+    **{f"nv_inference_{part}_duration_us": part for part in SERVER_STAGES},
     "conch_tokens": "tokens",
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generated_tokens",

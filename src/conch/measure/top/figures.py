@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from conch.measure.top.counts import PARTS, Buckets, ModelCounts, ModelKey, ServerCounts
+from conch.measure.perf.server.statistics import SERVER_STAGES
+from conch.measure.top.counts import Buckets, ModelCounts, ModelKey, ServerCounts
 
 #: Rates and percentiles cover this time (s).
 WINDOW: Final = 10.0
@@ -117,7 +118,7 @@ def _between(known: TopModel, first: ModelCounts, last: ModelCounts, seconds: fl
         median=quantile(0.5, request) if request else last.quantiles.get(0.5) if requests else None,
         p99=quantile(0.99, request) if request else last.quantiles.get(0.99) if requests else None,
         mean=grown.get("request", 0.0) / requests / 1000 if requests else None,
-        parts={part: grown.get(part, 0.0) / requests / 1000 for part in PARTS} if requests else {},
+        parts={part: grown.get(part, 0.0) / requests / 1000 for part in SERVER_STAGES} if requests else {},
         # Failed executions have no inferences.
         batch=max(1.0, grown["inferences"] / grown["executions"]) if grown.get("executions") else None,
         tokens=tokens / seconds if tokens or known.generation else None,

@@ -15,8 +15,9 @@ from textual.containers import Vertical
 from textual.widgets import DataTable, Footer, Input, Static
 
 from conch.core.errors import ConchError
+from conch.measure.perf.server.statistics import SERVER_STAGES
 from conch.measure.top import text
-from conch.measure.top.counts import PARTS, ModelKey
+from conch.measure.top.counts import ModelKey
 from conch.measure.top.figures import ServerHistory, TopModel, TopServer
 from conch.measure.top.source import ServerSource
 
@@ -216,11 +217,11 @@ class TopApp(App[None]):
         })  # fmt: skip
         if model.parts:
             lines.append("\n         ")
-            cells = text.bar([model.parts[part] for part in PARTS], max(10, width - 9))
-            for part, count in zip(PARTS, cells, strict=True):
+            cells = text.bar([model.parts[part] for part in SERVER_STAGES], max(10, width - 9))
+            for part, count in zip(SERVER_STAGES, cells, strict=True):
                 lines.append("█" * count, _COLORS[part])
             lines.append("\n         ")
-            for part in PARTS:
+            for part in SERVER_STAGES:
                 lines.append("■ ", _COLORS[part])
                 lines.append(f"{_TITLES[part]} {text.milliseconds(model.parts[part])}   ")
         _pairs(lines, "\nRequests", {
