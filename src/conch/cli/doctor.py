@@ -14,7 +14,6 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -261,13 +260,16 @@ _SECONDS: Final = 10
 
 def gpus(nvml: Any = None, smi: str | None = None) -> GpusFact:
     """Return the GPUs; ``nvml`` is the module pynvml, ``smi`` the path of ``nvidia-smi``."""
-    gpus = Gpus(lambda: nvml or import_module("pynvml"))
-    if gpus.error is None:
-        sizes = [getattr(gpus.read("MemoryInfo", gpu), "total", 0) for gpu in gpus.handles]
-        names = [text(gpus.read("Name", gpu)) for gpu in gpus.handles]
-        return GpusFact(tuple(GpuFact(*fact, gpus.driver) for fact in zip(names, sizes, strict=True)), "NVML")
-    if not isinstance(gpus.error, ImportError):
-        return GpusFact((), "NVML", f"none: {gpus.error}")
+    by_nvml = Gpus() if nvml is None else Gpus(lambda: nvml)
+    if by_nvml.error is None:
+        driver = by_nvml.driver
+        facts = [
+            GpuFact(text(by_nvml.read("Name", gpu)), getattr(by_nvml.read("MemoryInfo", gpu), "total", 0), driver)
+            for gpu in by_nvml.handles
+        ]
+        return GpusFact(tuple(facts), "NVML")
+    if not isinstance(by_nvml.error, ImportError):
+        return GpusFact((), "NVML", f"none: {by_nvml.error}")
     program = smi or shutil.which("nvidia-smi")
     if program is None:
         return GpusFact((), "", "none: nvidia-smi was not found")

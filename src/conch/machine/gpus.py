@@ -36,8 +36,11 @@ class Gpus:
 
     @property
     def driver(self) -> str:
-        """The version of the driver."""
-        return text(self._nvml.nvmlSystemGetDriverVersion())
+        """The version of the driver; empty if it is unknown."""
+        try:
+            return text(self._nvml.nvmlSystemGetDriverVersion())
+        except self._nvml.NVMLError:
+            return ""
 
 
 def text(value: str | bytes | None) -> str:

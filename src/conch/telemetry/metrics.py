@@ -84,9 +84,9 @@ class CpuGauges(_Polled):
 class GpuGauges(_Polled):
     """Gauges of all NVIDIA GPUs visible to the driver; values that a GPU does not report are omitted."""
 
-    def __init__(self, interval: float, clock: Callable[[], float] = monotonic, pynvml: Any = None) -> None:
+    def __init__(self, interval: float, clock: Callable[[], float] = monotonic, gpus: Gpus | None = None) -> None:
         super().__init__(interval, clock)
-        self.gpus = gpus = Gpus(lambda: pynvml or import_module("pynvml"))
+        self.gpus = gpus = gpus or Gpus()
         self._labels = [label_text({"gpu_uuid": gpus.uuid(gpu)}) for gpu in gpus.handles]
         self._energy_before = [energy or 0 for energy in self._values("TotalEnergyConsumption")]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from conch.machine.gpus import Gpus
 from conch.telemetry.exposition import page
 from conch.telemetry.metrics import CpuGauges, GpuGauges
 
@@ -89,7 +90,7 @@ def test_machine_is_read_once_an_interval() -> None:
 
 def test_gpus_are_reported_by_uuid_in_triton_units() -> None:
     nvml = FakeNvml()
-    gauges = GpuGauges(1.0, Clock(), nvml)
+    gauges = GpuGauges(1.0, Clock(), Gpus(lambda: nvml))
     nvml.energy = 7500
     assert samples(gauges) == {
         'nv_gpu_utilization{gpu_uuid="GPU-a"}': "0.5",
