@@ -138,10 +138,9 @@ def _commands() -> str:
 
 
 def _meaning(text: str) -> str:
-    """Return the text of ``--help``, with the default and range that it has in brackets in parentheses."""
+    """Return the text of ``--help``, with its default and range in parentheses instead of brackets."""
     text, extra = _EXTRA.fullmatch(text.replace("<=2147483647", "").replace("\n", " ")).groups()  # type: ignore[union-attr]
-    parts = [text.removesuffix("."), *([f"({extra})"] if extra else [])]
-    return " ".join(_FORM.sub(r"`\1`", part) for part in parts if part)
+    return " ".join(filter(None, (_FORM.sub(r"`\1`", text.removesuffix(".")), f"({extra})" if extra else "")))
 
 
 def _leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
