@@ -61,7 +61,7 @@ def main(runs: Sequence[str], beside: Sequence[str] = ()) -> int:
                 time.sleep(_LOOK_SECONDS)
             except KeyboardInterrupt:  # which those that run get as well: each ends as pytest does
                 waiting.clear()
-    return int(len(started) < len(runs) or any(run.process.returncode for run in started))
+    return int(len(started) < len(beside) + len(runs) or any(run.process.returncode for run in started))
 
 
 if __name__ == "__main__":

@@ -16,5 +16,6 @@ def test_a_remote_model_answers_as_its_backend_there(there: str) -> None:
 
 def test_a_remote_model_that_generates_text_counts_its_tokens() -> None:
     parameters = {"backend": "huggingface", "task": "text-generation"}
-    assert "num_input_tokens" not in (backend_of("remote", parameters).on_request or ())
+    assert backend_of("remote", parameters).on_request == backend_of("huggingface", parameters).on_request
+    assert backend_of("remote", parameters).on_request == {"tokens"}
     assert backend_of("remote", {"backend": "remote"}) == BACKENDS["remote"]

@@ -38,6 +38,7 @@ def test_keys_without_slots_are_forgotten() -> None:
     before, index = nodes(), PrefixIndex(4)
     for slot in range(3):
         index.extend(slot, f"salt {slot}", list(range(8)), 8)
+    assert nodes() > before
     for slot in range(3):
         index.truncate(slot, 0)
         assert index.find(f"salt {slot}", list(range(9))) == (-1, 0)
