@@ -5,6 +5,7 @@ Runs in workers and in ``conch convert``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -18,6 +19,8 @@ from conch.core.tensors import Buffer, WireTensor, pack_bytes, split_bytes
 from conch.workers.child.memory import OutputLoan
 
 Array = npt.NDArray[Any]
+
+_logger = logging.getLogger(__name__)
 
 #: The numpy type of each protocol datatype; BF16 is represented by its 16 bits.
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
@@ -230,5 +233,9 @@ def wire_tensor(name: str, datatype: str, value: Array | Strings) -> tuple[str, 
 
 
 def failure(error: BaseException) -> ConchError:
-    """Convert ``error`` to an INTERNAL error that names its type, unless it is a ConchError."""
-    return error if isinstance(error, ConchError) else internal(f"{type(error).__name__}: {error}")
+    """Convert ``error`` to an INTERNAL error that names its type, and log its traceback, unless it is a ConchError."""
+    if isinstance(error, ConchError):
+        return error
+    message = f"{type(error).__name__}: {error}"
+    _logger.error("%s", message.partition("\n")[0], exc_info=error)
+    return internal(message)

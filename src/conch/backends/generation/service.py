@@ -553,7 +553,8 @@ class GenerationService:
 
     def _fail_all(self, error: BaseException) -> None:
         """Fail all requests and exit the worker, because its engine is broken."""
-        failed = internal(f"engine '{self._engine.name}' failed: {failure(error).message}")
+        reason = str(error) if isinstance(error, ConchError) else f"{type(error).__name__}: {error}"
+        failed = internal(f"engine '{self._engine.name}' failed: {reason}")
         self._channel.send(log_frame(error, failed.message))
         for state in list(self._states.values()):
             state.running.clear()

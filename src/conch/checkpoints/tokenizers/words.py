@@ -64,7 +64,7 @@ class WordIds:
         new_words: dict[str, None] = {}
         for parts in texts:
             missing = list(dict.fromkeys([part for part in parts if part not in known]))
-            if max(map(len, missing)) > MAX_CHARACTERS:
+            if max(map(len, missing), default=0) > MAX_CHARACTERS:  # none if another thread has kept them meanwhile
                 continue
             if 2 * len(missing) > len(parts) + 4:  # the library encodes the text faster as a whole
                 missing = missing[:2]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import string
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -80,6 +82,22 @@ def test_texts_of_known_words_do_not_go_through_the_library() -> None:
     calls.clear()
     own.encode(["the hat, (a bat)", "a  bat\n(a hat)"], encode)
     assert not calls
+
+
+def test_several_threads_learn_the_same_words() -> None:
+    fast = bert()
+    given = texts(40)
+    expected = [encoding.ids for encoding in library(fast)(given)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(50):
+                own = WordIds(fast)
+                for encoded in threads.map(lambda _, own=own: own.encode(given, library(fast)), range(4)):
+                    assert encoded == expected
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_pairs_and_truncated_texts_are_those_of_the_library() -> None:
