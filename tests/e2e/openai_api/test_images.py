@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 from base64 import b64encode
@@ -39,9 +40,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("media") / "models"
     for name in ("qwen2_vl", "qwen2_audio"):
         write(folder / name / "1", name)
+    policy = "model_transaction_policy { decoupled: false }"  # as POST /v2/models/{model}/infer needs
+    (folder / "qwen2_audio" / "config.pbtxt").write_text(f'backend: "huggingface" {policy}')
     tokenizer = train_tokenizer(every_byte=True)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     write_checkpoint(folder / "llama" / "1", transformers.LlamaConfig, {"intermediate_size": 64}, tokenizer, seed=1)
+    (folder / "llama" / "config.pbtxt").write_text(f'backend: "huggingface" {policy}')
     return folder
 
 
@@ -257,6 +261,20 @@ def test_what_cannot_be_read_is_refused(server: ConchServer) -> None:
     assert "is not an image" in refusal("qwen2_vl", [{"type": "image_url", "image_url": {"url": url(b"text")}}])
     assert "at most 32" in refusal("qwen2_vl", image_parts(PICTURES[:1] * 33))
     assert "2 times '<|image_pad|>'" in refusal("qwen2_vl", [*parts, {"type": "text", "text": "<|image_pad|>"}])
+
+
+@pytest.mark.parametrize("part", ["text", 1, None, [], {"type": ["image"]}, {"type": None}])
+def test_parts_that_are_no_objects_are_refused(server: ConchServer, part: Any) -> None:
+    for role, kind in itertools.product(("user", "tool"), ("image", "audio")):
+        text = json.dumps([{"role": role, "content": [{"type": kind}, part]}])
+        tensor = {"name": "messages", "shape": [1], "datatype": "BYTES", "data": [text]}
+        for path, body in (
+            ("llama/infer", {"inputs": [tensor]}),
+            ("qwen2_audio/infer", {"inputs": [tensor]}),
+            ("qwen2_vl/generate", {"messages": text, "max_tokens": 1}),
+        ):
+            reply = post_raw(server.http, f"/v2/models/{path}", body)
+            assert reply.status == 400 and "messages[0].content[1] must be a JSON object" in reply.error, reply
 
 
 def test_an_address_in_the_operator_s_network_is_never_connected_to(server: ConchServer) -> None:

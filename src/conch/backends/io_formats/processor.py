@@ -16,10 +16,12 @@ from conch.backends.generation.media import MediaItem, MediaSpec
 from conch.backends.tasks import media
 from conch.backends.tasks.transformers import loading
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.tokenizers.chat import ChatTemplate
+from conch.checkpoints.tokenizers.chat import ChatTemplate, check_messages
 from conch.core.errors import ConchError, invalid, one_line
 from conch.core.inference import TensorSpec
 from conch.machine import extras
+
+Message = dict[str, Any]
 
 #: The inputs for the files of a prompt, by kind.
 MEDIA_INPUTS: Final = tuple(TensorSpec(kind, "BYTES", (-1,), optional=True) for kind in ("image", "audio"))
@@ -81,21 +83,23 @@ class MediaProcessor:
             )
         return [item for kind, data in files.items() for item in self._read(kind, data)]
 
-    def with_parts(self, messages: list[Any], template: ChatTemplate) -> list[Any]:
+    def with_parts(self, messages: Any, template: ChatTemplate) -> list[Message]:
         """Return messages with contents as ``template`` reads them: lists of parts, or texts with placeholders.
 
-        Images and recordings in results of tools become messages of the user if the template leaves them out.
+        Images and recordings in results of tools become messages of the user if the template leaves them out. Raises
+        INVALID_ARG for invalid messages.
         """
-        if any(self._has_items(message) and message.get("role") == "tool" for message in messages):
+        check_messages(messages)
+        if any(message["role"] == "tool" and self._has_items(message) for message in messages):
             messages = messages if self._reads_parts(template, "tool") else self._moved(messages)
         return [self._with_parts(message, template) for message in messages]
 
-    def _moved(self, messages: list[Any]) -> list[Any]:
+    def _moved(self, messages: list[Message]) -> list[Message]:
         """Return messages with the items of results of tools in a message of the user after them."""
-        moved: list[Any] = []
+        moved: list[Message] = []
         items: list[Any] = []
         for message in messages:
-            is_result = isinstance(message, dict) and message.get("role") == "tool"
+            is_result = message["role"] == "tool"
             if items and not is_result:
                 moved.append({"role": "user", "content": items})
                 items = []
@@ -107,18 +111,16 @@ class MediaProcessor:
             moved.append(message)
         return [*moved, {"role": "user", "content": items}] if items else moved
 
-    def _has_items(self, message: Any) -> bool:
-        content = message.get("content") if isinstance(message, dict) else None
-        return isinstance(content, list) and any(
-            isinstance(part, dict) and part.get("type") in self.marks for part in content
-        )
+    def _has_items(self, message: Message) -> bool:
+        content = message.get("content")
+        return isinstance(content, list) and any(part.get("type") in self.marks for part in content)
 
-    def _with_parts(self, message: Any, template: ChatTemplate) -> Any:
-        content = message.get("content") if isinstance(message, dict) else None
+    def _with_parts(self, message: Message, template: ChatTemplate) -> Message:
+        content = message.get("content")
         if isinstance(content, str) and self._reads_parts(template, "user"):
             return {**message, "content": [{"type": "text", "text": content}]}
         if isinstance(content, list) and not self._reads_parts(template, "user"):
-            texts = (self.marks.get(str(part.get("type")), str(part.get("text", ""))) for part in content)
+            texts = (self.marks.get(part.get("type", ""), str(part.get("text", ""))) for part in content)
             return {**message, "content": "\n".join(texts)}
         return message
 

@@ -372,8 +372,8 @@ class TextInterface:
     @cached_property
     def marks(self) -> frozenset[int]:
         """The special tokens of the output format."""
-        encoded = [self.tokenizer.encode(mark, special_tokens=False) for mark in self.output_format.tokens]
-        return self.tokenizer.special.all_ids & {ids[0] for ids in encoded if len(ids) == 1}
+        ids = map(self.tokenizer.token_id, self.output_format.tokens)
+        return self.tokenizer.special.all_ids.intersection(id for id in ids if id is not None)
 
     @cached_property
     def infilling(self) -> Infilling | None:
@@ -472,10 +472,9 @@ class TextInterface:
         marks = self.output_format.reasoning
         if not marks or not self.limits.engine.partial_structures or prompt.rstrip().endswith(marks[-1]):
             return None
-        ids = [self.tokenizer.encode(mark, special_tokens=False) for mark in marks]
-        if any(len(sequence) != 1 for sequence in ids) or self.output_format.calls == "harmony":
+        first, last = map(self.tokenizer.token_id, marks)
+        if first is None or last is None or self.output_format.calls == "harmony":
             return None
-        [[first], [last]] = ids
         return ReasoningTokens(first, last, bool(self._opened_reasoning(prompt)))
 
     def _opened_reasoning(self, prompt: str) -> str:
@@ -616,9 +615,7 @@ class TextInterface:
 
     def _with_parts(self, messages: Any) -> Any:
         """Return messages with contents as the chat template reads them: lists of parts, or texts."""
-        if self.media is None or not isinstance(messages, list):
-            return messages
-        return self.media.with_parts(messages, self.tokenizer.template)
+        return messages if self.media is None else self.media.with_parts(messages, self.tokenizer.template)
 
     def _sampling(
         self, overrides: SamplingOverrides, prompt: list[int], source: str, temperature: float | None

@@ -119,7 +119,7 @@ def _final_text(messages: list[dict[str, Any]]) -> str:
 
 
 def check_messages(messages: Any) -> None:
-    """Raise INVALID_ARG unless ``messages`` is a non-empty list of objects with a role."""
+    """Raise INVALID_ARG unless ``messages`` is a non-empty list of objects with a role, whose parts are objects."""
     if not isinstance(messages, list) or not messages:
         raise invalid(
             'messages must be a list with one message at least, such as [{"role": "user", "content": "Hello"}]'
@@ -129,6 +129,10 @@ def check_messages(messages: Any) -> None:
             raise invalid(f"messages[{index}] must be a JSON object with 'role' and 'content'")
         if not isinstance(message.get("role"), str):
             raise invalid(f"messages[{index}] has no role, such as 'user'")
+        content = message.get("content")
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            if not isinstance(part, dict) or not isinstance(part.get("type", ""), str):
+                raise invalid(f"messages[{index}].content[{number}] must be a JSON object whose 'type' is a text")
 
 
 def templates_of(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -56,17 +56,11 @@ class Infilling:
 def infilling(tokenizer: TextTokenizer) -> Infilling | None:
     """Return the marks in a vocabulary; None for a model that does not fill in the middle."""
     for marks in _MARKS:
-        ids = [_id(tokenizer, mark) for mark in marks if mark]
+        ids = [tokenizer.token_id(mark) for mark in marks if mark]
         if None in ids:
             continue
         prefix, suffix, *middle = [id for id in ids if id is not None]
-        others = (_id(tokenizer, end) for end in _ENDS)
+        others = map(tokenizer.token_id, _ENDS)
         ends = dict.fromkeys([prefix, suffix, *middle, *(id for id in others if id is not None)])
         return Infilling(prefix, suffix, middle[0] if middle else None, tuple(ends))
     return None
-
-
-def _id(tokenizer: TextTokenizer, mark: str) -> int | None:
-    """Return the id of the token with this text, None without one."""
-    ids = tokenizer.encode(mark, special_tokens=False)
-    return ids[0] if len(ids) == 1 and tokenizer.token(ids[0]) == mark else None

@@ -249,6 +249,11 @@ class TextTokenizer(ABC):
     def token(self, id: int) -> str:
         """Return a token as written in the vocabulary."""
 
+    def token_id(self, text: str) -> int | None:
+        """Return the id of the token that alone has this text, None without one."""
+        ids = self.encode(text, special_tokens=False)
+        return ids[0] if len(ids) == 1 and text in (self.token(ids[0]), self.piece(ids[0])) else None
+
     @abstractmethod
     def join(self, tokens: Sequence[str]) -> str:
         """Convert tokens as written in the vocabulary to text."""
