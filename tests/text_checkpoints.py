@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,7 +106,7 @@ class TorchEngine(NetworkEngine):
         self.outputs = outputs.get(head, ("logits",))
         self.shapes: list[tuple[int, ...]] = []
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
         self.shapes.append(arrays["input_ids"].shape)
         with torch.inference_mode():
             given = self.model(**{name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})

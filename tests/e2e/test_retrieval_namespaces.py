@@ -92,4 +92,4 @@ def test_a_name_of_two_models_is_refused_in_the_form_of_each_api(ports: Ports, p
     status, body = post(getattr(ports, port), "/v1/embeddings", model="twin", input="four")
     assert status == 400 and message in body["error"]["message"]
     status, body = post(getattr(ports, port), "/v2/models/twin/embed", inputs="four")
-    assert status == 413 and message in body["error"]
+    assert status == 422 and message in body["error"]

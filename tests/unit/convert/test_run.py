@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -225,7 +225,7 @@ class Wrong(NetworkEngine):
         self.name, self.precision, self.variant = engine.name, engine.precision, engine.variant
         self.inputs, self.outputs = engine.inputs, engine.outputs
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
         noise = np.random.default_rng(0)
         return {
             name: (one + noise.normal(0, 9, one.shape)).astype(np.float32)
@@ -278,7 +278,7 @@ class Recorded(NetworkEngine):
         self.shapes: list[tuple[int, int]] = []
         self.runs.append(self.shapes)
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
         rows, tokens = arrays["input_ids"].shape
         self.shapes.append((rows, tokens))
         return self.engine.run(arrays)
@@ -334,7 +334,7 @@ def test_variant_is_not_refused_because_its_differences_cannot_be_put_in_words(
 class Broken(Wrong):
     """Runs nothing."""
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
         raise RuntimeError("no such operator")
 
 

@@ -7,7 +7,7 @@ logit of a token, whatever positions, windows or states the network has.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -47,7 +47,9 @@ class CausalEngine(TorchEngine):
         """Compute only the logits of these tokens from now on; None is ignored."""
         self._kept = [id for id in ids if id is not None]
 
-    def run(self, arrays: Mapping[str, Array], prefix: Prefix | None = None) -> dict[str, Array]:
+    def run(
+        self, arrays: Mapping[str, Array], names: Collection[str] = (), *, prefix: Prefix | None = None
+    ) -> dict[str, Array]:
         """Read rows, which continue ``prefix`` if there is one. It must have been read before."""
         torch = self._torch
         self.use_threads()
@@ -81,7 +83,7 @@ class CausalEngine(TorchEngine):
         expected = self.run({"input_ids": whole, "attention_mask": np.ones_like(whole)})
         try:
             self.read(prefix)
-            continued = self.run({"input_ids": rest, "attention_mask": np.ones_like(rest)}, prefix)
+            continued = self.run({"input_ids": rest, "attention_mask": np.ones_like(rest)}, prefix=prefix)
         except Exception:  # networks without such a cache raise many types
             return False
         return distance(expected["logits"], continued["logits"]) <= rounding(self.precision)

@@ -87,10 +87,11 @@ class NetworkEngine(ABC):
         return {}
 
     @abstractmethod
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
         """Compute FP32 outputs from INT64 arrays of ``[sequences, length]``, or FP32 pixels.
 
-        Arrays that are not in ``inputs`` are ignored.
+        Arrays that are not in ``inputs`` are ignored. ``names`` are the outputs that the caller reads; others may be
+        omitted if the network has all of these.
         """
 
 
@@ -112,11 +113,15 @@ class GraphEngine(NetworkEngine):
         self.precision = precision
         self.device = device
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        values = self._graph.infer(self.outputs, self._feeds(arrays))
+    def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
+        tensors = [tensor for tensor in self._graph.outputs if tensor.name in names]
+        if not names or len(tensors) < len(names):
+            tensors = [*self._graph.outputs]
+        # An engine copies each output that is named.
+        values = self._graph.infer([tensor.name for tensor in tensors], self._feeds(arrays))
         return {
             tensor.name: _fp32(tensor, value)
-            for tensor, value in zip(self._graph.outputs, values, strict=True)
+            for tensor, value in zip(tensors, values, strict=True)
             if not isinstance(value, Strings)
         }
 
@@ -311,7 +316,7 @@ class TorchEngine(NetworkEngine):
     def reference(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         return self.run(arrays)
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
         self.use_threads()
         with self._torch.inference_mode():
             tensors = {name: self._tensor(arrays[name]) for name in arrays if name in self.inputs}
@@ -379,7 +384,7 @@ class GgufEngine(NetworkEngine):
         self._answers = checkpoint.gguf is not None and answers_yes_or_no(checkpoint.gguf)
         self.outputs = ("logits",) if ranks else _OUTPUTS["AutoModel"]
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
         real = arrays["attention_mask"] > 0
         vectors = self._encoder.run([ids[own].tolist() for ids, own in zip(arrays["input_ids"], real, strict=True)])
         if not self._ranks:
@@ -427,9 +432,9 @@ class EnginesByShape(NetworkEngine):
     def reference(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         return self._usual.reference(arrays)
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
         rows, tokens = arrays["input_ids"].shape
-        return self._at(rows, tokens).run(arrays)
+        return self._at(rows, tokens).run(arrays, names)
 
 
 def open_engine(

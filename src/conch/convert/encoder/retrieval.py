@@ -74,7 +74,8 @@ def compute(network: EncoderNetwork, ids: Array, budget: int) -> None:
         request = TextRequest(Request({}, frozenset()), sequences, 0, PromptTokens())
         request.task = None
         batch = PaddedBatch(sequences, [request] * len(sequences), network.encoder.pad_id)
-        outputs = network.engine.run(batch.arrays(network.engine.inputs, types=network.encoder.types))
+        arrays = batch.arrays(network.engine.inputs, types=network.encoder.types)
+        outputs = network.compute(arrays, batch, ExecutionWork())
         list(network.extract(outputs, batch))
 
 

@@ -143,7 +143,8 @@ def ambiguous(name: str, count: int) -> ConchError:
     """The error for a name that several models have. Source: Triton 2.51."""
     return invalid(
         f"There are {count} identifiers of model '{name}' in global map, model namespace must be provided to resolve"
-        " ambiguity."
+        " ambiguity.",
+        "model",
     )
 
 

@@ -20,7 +20,7 @@ _TEI: Final = {
     Code.ALREADY_EXISTS: ("Validation", 422),
     Code.CANCELLED: ("Overloaded", 429),
 }
-#: The same for the reasons of errors in a request body; other reasons are ``Validation`` with 422.
+#: The same for the reasons of errors in a request; other reasons are ``Validation`` with 422.
 _TEI_REASONS: Final = {EMPTY: ("Empty", 400), TOO_MANY: ("Validation", 413)}
 
 
@@ -40,7 +40,7 @@ def tei_body(status: int, error: ConchError) -> bytes:
 
 
 def _tei(error: ConchError) -> tuple[str, int]:
-    if isinstance(error, ApiError) and error.code is Code.INVALID_ARG:
+    if error.code is Code.INVALID_ARG and (isinstance(error, ApiError) or error.param is not None):
         return _TEI_REASONS.get(error.reason or "", ("Validation", 422))
     if error.code is Code.UNAVAILABLE and QUEUE_FULL in error.message:
         return "Overloaded", 429

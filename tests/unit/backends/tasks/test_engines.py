@@ -81,6 +81,18 @@ def test_a_graph_gives_its_outputs_in_fp32(tmp_path: Path, open_graph: Open, row
 
 
 @GRAPHS
+def test_outputs_that_are_not_read_are_left_out_unless_one_is_missing(tmp_path: Path, open_graph: Open) -> None:
+    nodes = [helper.make_node("Identity", ["input_ids"], [name]) for name in ("embedding", "tokens")]
+    outputs = [(name, "INT64", ("batch", "tokens")) for name in ("embedding", "tokens")]
+    engine = open_graph(
+        onnx_graphs.write(tmp_path / "model.onnx", nodes, [("input_ids", "INT64", ("batch", "tokens"))], outputs)
+    )
+    found = engine.run(_tokens(2, 3), ("embedding",))
+    assert {name: array.tolist() for name, array in found.items()} == {"embedding": _tokens(2, 3)["input_ids"].tolist()}
+    assert engine.run(_tokens(2, 3), ("embedding", "weights")).keys() == {"embedding", "tokens"}
+
+
+@GRAPHS
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP64"])
 def test_outputs_of_other_types_are_widened(tmp_path: Path, open_graph: Open, datatype: str) -> None:
     engine = open_graph(onnx_graphs.encoder(tmp_path / "model.onnx", datatype=datatype))
@@ -309,7 +321,7 @@ class Named(NetworkEngine):
     def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
         return rows, length + self.number
 
-    def run(self, arrays: Any) -> dict[str, Array]:
+    def run(self, arrays: Any, names: Any = ()) -> dict[str, Array]:
         return {"logits": np.full((len(arrays["input_ids"]), 1), self.number, np.float32)}
 
 

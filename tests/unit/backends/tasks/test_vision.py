@@ -31,7 +31,7 @@ class Network(NetworkEngine):
     precision = "fp32"
     outputs = ("logits",)
 
-    def run(self, arrays: Any) -> dict[str, Any]:
+    def run(self, arrays: Any, names: Any = ()) -> dict[str, Any]:
         self.runs.append(arrays["pixel_values"].shape)
         assert arrays["pixel_values"].dtype == np.float32
         with torch.inference_mode():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,7 @@ class Echo(NetworkEngine):
 
     inputs = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
         ids = arrays["input_ids"].astype(np.float32)
         return {
             "last_hidden_state": np.stack([ids, ids], -1),
@@ -91,7 +91,7 @@ def test_outputs_have_the_order_of_the_sequences_and_no_padding(encoder: InputEn
 
 def test_fill_mask_keeps_the_words_at_the_mask(encoder: InputEncoder) -> None:
     class Words(Echo):
-        def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
             return {"logits": super().run(arrays)["last_hidden_state"]}
 
     sequences = tokenize(encoder, [TextSample("a [MASK] station"), TextSample("[MASK]")])
@@ -114,7 +114,7 @@ def test_batches_have_the_shapes_that_the_server_gives_an_engine(encoder: InputE
         def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
             return 4, 64
 
-        def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
             self.arrays = arrays
             return super().run(arrays)
 

@@ -130,7 +130,7 @@ class Rerank(EncoderTask):
         if prefix.cache is None:
             self.engine.read(prefix)
             work.add(len(prefix.ids), len(prefix.ids), 0)
-        return self.engine.run(arrays, prefix)
+        return self.engine.run(arrays, prefix=prefix)
 
     def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         logits = outputs["logits"]

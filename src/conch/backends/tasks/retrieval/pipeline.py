@@ -131,6 +131,7 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
         self._hidden = (POOLED_LOGITS, output_of(first), *HIDDEN)
         #: The output of graphs that contain the modules.
         self._final = TOKEN_VECTORS if model.family == MULTI_VECTOR else POOLED
+        self._final_outputs = (self._final, TOKEN_WEIGHTS, TOKEN_VECTORS) if model.heads else (self._final,)
         self._check_outputs(checkpoint)
         by_token = (output_of(first), *HIDDEN)
         self.gives_hidden_state = model.family == DENSE and all(
@@ -252,6 +253,9 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
             expanded.mask = np.concatenate([np.ones(len(tokens.ids), np.int64), np.zeros(count, np.int64)])
         return expanded
 
+    def compute(self, arrays: dict[str, Array], batch: PaddedBatch, work: ExecutionWork) -> dict[str, Array]:
+        return self.engine.run(arrays, () if _names_hidden_state(batch) else self._final_outputs)
+
     def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         count = len(batch.sequences)
         arrays = {MASK: batch.mask, IDS: batch.ids[:count]}
@@ -296,7 +300,7 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
     ) -> Iterable[Values]:
         """Add the output of the network for each token of the texts whose requests name it."""
         name = HIDDEN_STATE.name
-        if not any(name in request.request.outputs for request in batch.requests):
+        if not _names_hidden_state(batch):
             return values
         hidden = batch.rows(outputs[next(name for name in self._hidden if name in outputs)])
         return [
@@ -306,6 +310,10 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
 
     def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
         return result_of(encoded, values)
+
+
+def _names_hidden_state(batch: PaddedBatch) -> bool:
+    return any(HIDDEN_STATE.name in request.request.outputs for request in batch.requests)
 
 
 def open_network(

@@ -60,7 +60,7 @@ def test_no_run_pads_past_its_bucket_or_exceeds_the_budget(folder: Path) -> None
 
 def test_a_hundred_thousand_texts_run_in_parts(folder: Path) -> None:
     class Counting(TorchEngine):
-        def run(self, arrays: Any) -> Any:
+        def run(self, arrays: Any, names: Any = ()) -> Any:
             self.shapes.append(arrays["input_ids"].shape)
             return {"logits": arrays["input_ids"][:, :3].astype(np.float32)}
 
