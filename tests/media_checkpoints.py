@@ -11,7 +11,9 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
+from conch.backends.io_formats.processor import without_videos
 from tests.checkpoints import END, train_tokenizer
 
 #: A template that takes lists of parts, and writes ``{image}`` or ``{audio}`` for each.
@@ -46,12 +48,6 @@ _CLIP: Final[dict[str, Any]] = {
 }
 _SIZES: Final = {"height": 28, "width": 28}
 _ROPE: Final = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
-
-
-def _without_videos(processor: Any) -> Any:
-    """A class of processors without the part for videos, which needs torchvision."""
-    attributes = [name for name in processor.get_attributes() if name != "video_processor"]
-    return type(processor.__name__, (processor,), {"get_attributes": classmethod(lambda cls: attributes)})
 
 
 def _ids(tokenizer: Any, **tokens: str) -> dict[str, int]:
@@ -113,24 +109,56 @@ def _qwen(name: str, vision: dict[str, Any], **more: Any) -> Callable[[Any, dict
         )
         pixels = {"shortest_edge": 8 * 8, "longest_edge": 48 * 48}
         images = transformers.Qwen2VLImageProcessor(patch_size=4, merge_size=2, size=pixels)
-        return config, _without_videos(getattr(transformers, f"{name}Processor"))(images, tokenizer)
+        return config, without_videos(f"{name}Processor")(images, tokenizer)
 
     return make
 
 
-def _idefics3(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
-    config = transformers.Idefics3Config(
-        vision_config={**_CLIP, "model_type": "idefics3_vision"},
-        text_config={"model_type": "llama", **text},
-        scale_factor=2,
-        **_ids(tokenizer, image_token_id="<image>"),
-    )
-    processor = transformers.Idefics3Processor(
-        transformers.Idefics3ImageProcessor(size={"longest_edge": 56}, max_image_size={"longest_edge": 28}),
-        tokenizer,
-        image_seq_len=4,
-    )
-    return config, processor
+def _idefics(name: str) -> Callable[[Any, dict[str, Any]], tuple[Any, Any]]:
+    def make(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
+        config = getattr(transformers, f"{name}Config")(
+            vision_config={**_CLIP, "model_type": f"{name.lower()}_vision"},
+            text_config={"model_type": "llama", **text},
+            scale_factor=2,
+            **_ids(tokenizer, image_token_id="<image>"),
+        )
+        images = getattr(transformers, f"{name}ImageProcessor")(
+            size={"longest_edge": 56}, max_image_size={"longest_edge": 28}
+        )
+        videos = () if name == "Idefics3" else (None,)
+        return config, without_videos(f"{name}Processor")(images, tokenizer, *videos, image_seq_len=4)
+
+    return make
+
+
+_PIXTRAL: Final[dict[str, Any]] = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 48,
+    "patch_size": 4,
+}
+
+
+def _pixtral(merged: int) -> Callable[[Any, dict[str, Any]], tuple[Any, Any]]:
+    """Pixtral, or Mistral 3, which merges the features of several patches."""
+
+    def make(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
+        own = {"vision_feature_select_strategy": "full"} if merged == 1 else {"spatial_merge_size": merged}
+        config = (transformers.LlavaConfig if merged == 1 else transformers.Mistral3Config)(
+            vision_config=_PIXTRAL,
+            text_config={"model_type": "mistral", **text},
+            vision_feature_layer=-1,
+            **own,
+            **_ids(tokenizer, image_token_index="[IMG]"),
+        )
+        images = PixtralImageProcessorPil(size={"longest_edge": 48}, patch_size={"height": 4, "width": 4})
+        processor = without_videos("PixtralProcessor")(images, tokenizer, patch_size=4, spatial_merge_size=merged)
+        return config, processor
+
+    return make
 
 
 def _gemma3(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
@@ -182,6 +210,11 @@ def _qwen2_audio(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
 
 
 _VISION_MARKS: Final = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+_TILES: Final = (
+    "<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+)  # fmt: skip
+_LINES: Final = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 _QWEN_IMAGE: Final = "<|vision_start|><|image_pad|><|vision_end|>"
 
 #: By name: the function that makes configuration and processor, special tokens, what stands for an image in a prompt.
@@ -212,12 +245,10 @@ FAMILIES: Final[dict[str, tuple[Callable[[Any, dict[str, Any]], tuple[Any, Any]]
         _VISION_MARKS,
         _QWEN_IMAGE,
     ),
-    "idefics3": (
-        _idefics3,
-        ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>",
-         *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))),
-        "<image>",
-    ),
+    "idefics3": (_idefics("Idefics3"), _TILES, "<image>"),
+    "smolvlm": (_idefics("SmolVLM"), _TILES, "<image>"),
+    "pixtral": (_pixtral(1), _LINES, "[IMG]"),
+    "mistral3": (_pixtral(2), _LINES, "[IMG]"),
     "gemma3": (_gemma3, ("<img>", "<boi>", "<eoi>"), "<boi>"),
     "paligemma": (_paligemma, ("<image>",), "<image>"),
     "qwen2_audio": (

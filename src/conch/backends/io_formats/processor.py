@@ -6,8 +6,10 @@ The threads that read requests decode files and call the processor, for each ite
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from threading import Lock
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ from conch.backends.tasks import media
 from conch.backends.tasks.transformers import loading
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.chat import ChatTemplate, check_messages
-from conch.core.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, invalid, one_line, unsupported
 from conch.core.inference import TensorSpec
 from conch.machine import extras
 
@@ -32,6 +34,9 @@ CACHE_BYTES: Final = 256 << 20
 _SECONDS: Final = 600
 #: The arguments of processors by kind.
 _ARGUMENTS: Final = {"image": "images", "audio": "audio"}
+#: The part of processors that reads videos, and the packages that only videos need.
+_VIDEOS: Final = "video_processor"
+_VIDEO_PACKAGES: Final = ("num2words",)
 #: The argument, and the output, for the texts that take the place of placeholders.
 _REPLACED: Final = "text_replacement_offsets"
 
@@ -259,21 +264,78 @@ class MediaProcessor:
 
 
 def _load(checkpoint: Checkpoint) -> Any:
-    """Load the processor on Pillow and numpy; without its part for videos, which needs torchvision."""
+    """Load the processor on Pillow and numpy, without its part for videos."""
     with loading(checkpoint, "processor"):
-        import transformers
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
         settings = checkpoint.json("processor_config.json") or {}
         name = settings.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(str(checkpoint.config.get("model_type")))
-        known = getattr(transformers, str(name), None)
-        if known is None or not hasattr(known, "get_attributes"):
-            raise invalid(f"transformers has no processor '{name}'")
-        attributes = [attribute for attribute in known.get_attributes() if attribute != "video_processor"]
-        own: Any = type(known.__name__, (known,), {"get_attributes": classmethod(lambda cls: attributes)})
-        return own.from_pretrained(
+        return without_videos(str(name)).from_pretrained(
             checkpoint.directory,
             backend="pil",
             local_files_only=True,
             trust_remote_code=checkpoint.options.trust_remote_code,
         )
+
+
+def without_videos(name: str) -> Any:
+    """Return a class of processors of transformers, without its part for videos and the packages which that needs.
+
+    Raises INVALID_ARG if transformers has no such class.
+    """
+    from transformers.processing_utils import ProcessorMixin
+
+    known = _processor_class(name)
+    every = known.get_attributes()
+    module = sys.modules[known.__module__]
+    for package in _VIDEO_PACKAGES:
+        if getattr(module, package, module) is None:
+            setattr(module, package, _refuse_videos)
+
+    class Parts(ProcessorMixin):
+        """The last base, which takes the parts that the constructor of ``known`` passes on."""
+
+        def __init__(self, *parts: Any, **named: Any) -> None:
+            super().__init__(
+                *(part for part in parts if part is not None),
+                **{name: part for name, part in named.items() if part is not None},
+            )
+
+    class Processor(known, Parts):  # type: ignore[valid-type, misc]
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return [part for part in every if part != _VIDEOS]
+
+        @classmethod
+        def from_args_and_dict(cls, args: Sequence[Any], processor_dict: dict[str, Any], **named: Any) -> Any:
+            parts = dict(zip(cls.get_attributes(), args, strict=True))
+            return super().from_args_and_dict([parts.get(name) for name in every], processor_dict, **named)
+
+    Processor.__name__ = name
+    return Processor
+
+
+def _refuse_videos(*_: Any) -> Any:
+    raise unsupported("videos are not read")
+
+
+def _processor_class(name: str) -> Any:
+    """Return a class of processors, even if transformers has it only with torchvision."""
+    import transformers
+
+    known = getattr(transformers, name, None)
+    if known is None:
+        raise invalid(f"transformers has no processor '{name}'")
+    if "torchvision" not in vars(known).get("_backends", ()):
+        return known
+    # The module needs a function of the image processor, which the one on Pillow has too.
+    family = name.removesuffix("Processor").lower()
+    folder = f"transformers.models.{family}"
+    images, pillow, processing = (
+        f"{folder}.{kind}_{family}" for kind in ("image_processing", "image_processing_pil", "processing")
+    )
+    sys.modules[images] = import_module(pillow)
+    try:
+        return getattr(import_module(processing), name)
+    finally:
+        del sys.modules[images]
