@@ -14,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,6 @@ from conch.machine import extras
 from tests.events import eventually
 from tests.models import build as build_toys
 from tests.oracle.run import free_ports
-from tests.servers import ConchServer
 
 
 def ports() -> list[str]:
@@ -40,16 +41,43 @@ def ports() -> list[str]:
     return [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
 
 
+@dataclass
+class Demo:
+    """``conch demo``, which serves: the addresses of its server, and what it has printed so far."""
+
+    http: str
+    grpc: str
+    process: subprocess.Popen[str]
+    printed: str
+
+
+@contextmanager
+def demo(directory: Path, *flags: str) -> Iterator[Demo]:
+    """Run ``conch demo`` until it serves, and end it by SIGTERM."""
+    own = ports()
+    http, grpc, _ = (f"127.0.0.1:{flag.partition('=')[2]}" for flag in own)
+    command = [sys.executable, "-m", "conch", "demo", f"--directory={directory}", *flags, *own]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "Serving until" in line:
+                break
+        try:
+            yield Demo(http, grpc, process, "".join(lines))
+        finally:
+            process.terminate()
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
-    """The demo's repository, served."""
-    directory = tmp_path_factory.mktemp("demo")
-    with ConchServer(build.build(directory), log=directory / "log") as server:
-        yield server
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    with demo(tmp_path_factory.mktemp("demo")) as running:
+        yield running
 
 
 @pytest.fixture
-def client(server: ConchServer) -> Iterator[DemoClient]:
+def client(server: Demo) -> Iterator[DemoClient]:
     with DemoClient(f"http://{server.http}") as client:
         yield client
 
@@ -75,14 +103,9 @@ class TestCommand:
         monkeypatch.setattr("conch.cli.demo.command.query_generator", lambda client, console: None)
         return ["demo", f"--directory={tmp_path}", *ports()]
 
-    def test_real_models_answer_and_the_server_ends(self, tmp_path: Path) -> None:
-        flags = ports()
-        command = [sys.executable, "-m", "conch", "demo", "--once", f"--directory={tmp_path}", *flags]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
-        assert done.returncode == 0, done.stderr
-        assert "The capital of Japan is Tokyo." in done.stdout
-        assert "minilm_ensemble" in done.stdout
-        assert not DemoClient(f"http://127.0.0.1:{flags[0].partition('=')[2]}").ready()
+    def test_real_models_answer(self, server: Demo) -> None:
+        assert "The capital of Japan is Tokyo." in server.printed
+        assert "minilm_ensemble" in server.printed
 
     def test_once_ends_with_status_0(self, toys: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*toys, "--once"]) == 0
@@ -185,20 +208,10 @@ class TestCommand:
 
     def test_the_chat_model_alone_answers_and_the_console_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "repository" / "minilm").mkdir(parents=True)  # left by a demo of all models
-        flags = ports()
-        port = flags[0].partition("=")[2]
-        command = [sys.executable, "-m", "conch", "demo", "--chat", f"--directory={tmp_path}", *flags]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            lines = []
-            for line in process.stdout:
-                lines.append(line)
-                if "Serving until" in line:
-                    break
-            process.terminate()
-        shown = "".join(lines)
+        with demo(tmp_path, "--chat") as running:
+            shown = running.printed
         assert "The capital of Japan is Tokyo." in shown
-        assert f"http://localhost:{port}/console/#/playground/smollm2" in shown
+        assert f"http://localhost:{running.http.rpartition(':')[2]}/console/#/playground/smollm2" in shown
         assert "minilm" not in shown
 
 
@@ -280,7 +293,7 @@ class TestModels:
         assert after["inference_count"] - before["inference_count"] == len(texts)
         assert after["execution_count"] - before["execution_count"] < len(texts)
 
-    def test_an_answer_comes_in_pieces_over_grpc_too(self, server: ConchServer, client: DemoClient) -> None:
+    def test_an_answer_comes_in_pieces_over_grpc_too(self, server: Demo, client: DemoClient) -> None:
         pieces = list(client.chat("smollm2", questions.QUESTION, max_tokens=32))
         assert len(pieces) > 3
         assert stream(server, questions.QUESTION, 32) == pieces
@@ -289,7 +302,7 @@ class TestModels:
         assert len(list(client.chat("smollm2", "Write a long story.", max_tokens=4))) <= 4
 
     @pytest.mark.parametrize("max_tokens", [0, 10**6])
-    def test_a_limit_that_cannot_be_is_refused(self, server: ConchServer, client: DemoClient, max_tokens: int) -> None:
+    def test_a_limit_that_cannot_be_is_refused(self, server: Demo, client: DemoClient, max_tokens: int) -> None:
         with pytest.raises(ConchError, match="max_tokens"):
             list(client.chat("smollm2", "Hello", max_tokens))
         with pytest.raises(InferenceServerException, match="max_tokens"):
@@ -302,7 +315,7 @@ class TestModels:
         assert answers == [answers[0]] * 6
         assert questions.ANSWER in answers[0]
 
-    def test_a_client_that_hangs_up_frees_its_place(self, server: ConchServer, client: DemoClient) -> None:
+    def test_a_client_that_hangs_up_frees_its_place(self, server: Demo, client: DemoClient) -> None:
         """Twice as many as are answered at the same time; each answer would take longer than the next client waits."""
         for _ in range(8):
             connection = http.client.HTTPConnection(server.http, timeout=60)
@@ -313,7 +326,7 @@ class TestModels:
         assert questions.ANSWER in "".join(client.chat("smollm2", questions.QUESTION, 16))
 
 
-def stream(server: ConchServer, text: str, max_tokens: int) -> list[str]:
+def stream(server: Demo, text: str, max_tokens: int) -> list[str]:
     """An answer over a gRPC stream; raises InferenceServerException."""
     messages = json.dumps([{"role": "user", "content": text}]).encode()
     inputs = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +28,18 @@ NO_BATCHES = """
 """
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
+    """``rerank``; ``batches``, the same with batches of 64 tokens; ``writer``."""
+    models = tmp_path_factory.mktemp("models")
+    folder = text_checkpoints.write(models / "rerank" / "1", "AutoModelForSequenceClassification", num_labels=1)
+    shutil.copytree(folder, models / "batches" / "1")
+    (models / "batches" / "1" / "model.json").write_text('{"max_batch_tokens": 64}')
+    task_checkpoints.t5(models / "writer" / "1")
+    with ConchServer(models, env=ENVIRONMENT) as server:
+        yield server
+
+
 @pytest.fixture
 def background() -> Iterator[Callable[..., Future[Any]]]:
     with ThreadPoolExecutor(4) as pool:
@@ -45,9 +58,7 @@ def number(name: str, value: int) -> Any:
     return tensor(name, "INT32", [value], [1, 1])
 
 
-def test_a_pair_of_very_long_texts_is_cut_and_the_worker_lives(tmp_path: Path, stack: ExitStack) -> None:
-    text_checkpoints.write(tmp_path / "rerank" / "1", "AutoModelForSequenceClassification", num_labels=1)
-    server = stack.enter_context(ConchServer(tmp_path, env=ENVIRONMENT))
+def test_a_pair_of_very_long_texts_is_cut_and_the_worker_lives(server: ConchServer) -> None:
     before = workers(server)
     reply = infer(server, "rerank", text("text_input", "anna " * 50_000), text("text_pair", "bus " * 50_000))
     assert reply.status == 200 and reply.json()["parameters"]["truncated"] == 1
@@ -59,10 +70,8 @@ def test_a_pair_of_very_long_texts_is_cut_and_the_worker_lives(tmp_path: Path, s
 
 
 def test_a_text_that_is_no_longer_awaited_is_not_written_to_its_end(
-    tmp_path: Path, stack: ExitStack, background: Callable[..., Future[Any]]
+    server: ConchServer, background: Callable[..., Future[Any]]
 ) -> None:
-    task_checkpoints.t5(tmp_path / "writer" / "1")
-    server = stack.enter_context(ConchServer(tmp_path, env=ENVIRONMENT))
     endless = [text("text_input", "the bus"), number("max_new_tokens", 65_536), number("min_length", 65_536)]
     body = json.dumps({"inputs": endless}).encode()
     host, port = server.http.split(":")
@@ -99,29 +108,21 @@ def score(reply: Any) -> list[float]:
 
 
 def test_short_requests_run_between_the_batches_of_a_large_one(
-    tmp_path: Path, stack: ExitStack, background: Callable[..., Future[Any]]
+    server: ConchServer, background: Callable[..., Future[Any]]
 ) -> None:
-    folder = text_checkpoints.write(tmp_path / "rerank" / "1", "AutoModelForSequenceClassification", num_labels=1)
-    (folder / "model.json").write_text('{"max_batch_tokens": 64}')
-    server = stack.enter_context(ConchServer(tmp_path, env=ENVIRONMENT))
     documents = [f"{text_checkpoints.TEXTS[index % 5]} {index}" for index in range(1000)]
-    large = background(infer, server, "rerank", *pairs(["where is it?"] * 1000, documents))
+    large = background(infer, server, "batches", *pairs(["where is it?"] * 1000, documents))
     shorts = []
     while not large.done():
-        shorts.append(score(infer(server, "rerank", *pairs(["where is it?"], documents[-1:]))))
+        shorts.append(score(infer(server, "batches", *pairs(["where is it?"], documents[-1:]))))
     scores = score(large.result())
     assert len(shorts) > 5  # two, if each waited for the end of the large one
     assert shorts == [pytest.approx(scores[-1:], rel=1e-4)] * len(shorts)
-    part = score(infer(server, "rerank", *pairs(["where is it?"] * 20, documents[:20])))
+    part = score(infer(server, "batches", *pairs(["where is it?"] * 20, documents[:20])))
     assert scores[:20] == pytest.approx(part, rel=1e-4)
 
 
-def test_pairs_that_cannot_be_scored_get_one_clear_error_and_the_others_a_score(
-    tmp_path: Path, stack: ExitStack
-) -> None:
-    text_checkpoints.write(tmp_path / "rerank" / "1", "AutoModelForSequenceClassification", num_labels=1)
-    server = stack.enter_context(ConchServer(tmp_path, env=ENVIRONMENT))
-
+def test_pairs_that_cannot_be_scored_get_one_clear_error_and_the_others_a_score(server: ConchServer) -> None:
     def error(queries: list[str], documents: list[str]) -> str:
         return str(infer(server, "rerank", *pairs(queries, documents)).json()["error"])
 

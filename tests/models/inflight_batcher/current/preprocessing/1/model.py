@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 
 def parameter(config, name, default):
@@ -16,7 +16,9 @@ def parameter(config, name, default):
 class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
-        self.tokenizer = AutoTokenizer.from_pretrained(parameter(config, "tokenizer_dir", ""), local_files_only=True)
+        folder = parameter(config, "tokenizer_dir", "")
+        # AutoTokenizer would import torch, which takes seconds.
+        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
         self.special = parameter(config, "add_special_tokens", "true").lower() in ("true", "1", "t", "y", "yes")
         self.types = {
