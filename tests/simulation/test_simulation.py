@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 #: How long new seeds run (s); CI may set another time, and the first seed.
-SECONDS = os.environ.get("SIMULATION_SECONDS", "10")
+SECONDS = os.environ.get("SIMULATION_SECONDS", "4")
 _ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -20,8 +20,10 @@ from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
-#: A text of 16,777,216 characters.
-LONG = "{% set long = 'x' * 16777216 %}"
+#: The limit of one text in these tests (characters), so that they need not reach the real one.
+MAX_TEXT = 1 << 20
+#: A quarter of it.
+LONG = f"{{% set long = 'x' * {MAX_TEXT // 4} %}}"
 
 
 def rendered(template: str, seconds: float = 60) -> str:
@@ -84,8 +86,14 @@ def test_template_that_waits_for_the_processor_is_not_stopped(monkeypatch: pytes
         "{{ (1).to_bytes(10 ** 10, 'big') }}",
     ],
 )
-def test_template_that_makes_too_much_text_is_stopped(template: str) -> None:
-    assert "it makes texts of more than 67108864 characters" in refusal(template)
+def test_template_that_makes_too_much_text_is_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_sandbox, "MAX_TEXT", MAX_TEXT)
+    assert f"it makes texts of more than {MAX_TEXT} characters" in refusal(template)
+
+
+def test_a_text_may_have_64_million_characters() -> None:
+    assert rendered("{{ ('x' * 67108864) | length }}") == "67108864"
+    assert "it makes texts of more than 67108864 characters" in refusal("{{ 'x' * 67108865 }}")
 
 
 @pytest.mark.parametrize(
