@@ -14,11 +14,12 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tutorials/*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-#: An analysis that needs a quiet machine for a minute (tests/e2e/analyze runs shorter ones), conversions, and pages
-#: that import PyTorch several times.
+#: An analysis that needs a quiet machine for a minute (tests/e2e/analyze runs shorter ones), conversions, pages that
+#: import PyTorch several times, and pages that serve a model for the same requests as other pages.
 SLOW = {
-    "analyze.md", "embedding-service.md", "fastapi-and-notebooks.md", "from-torchserve.md", "gaudi.md",
-    "hugging-face-models.md", "in-flight-batching.md", "optimise-and-measure.md", "perf.md", "speech.md",
+    "analyze.md", "embedding-service.md", "fastapi-and-notebooks.md", "from-tei.md", "from-torchserve.md",
+    "from-vllm.md", "gaudi.md", "hugging-face-models.md", "in-flight-batching.md", "optimise-and-measure.md",
+    "perf.md", "speech.md",
 }  # fmt: skip
 
 

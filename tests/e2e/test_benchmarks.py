@@ -87,6 +87,7 @@ def test_every_program_is_known_here() -> None:
     assert programs == STARTED | STARTED_ELSEWHERE | STARTED_BY_THEM | PREPARING
 
 
+@pytest.mark.slow
 def test_serving_measures_both_servers() -> None:
     (table,) = tables(run("benchmarks", "serving", "--rounds", 1, "--seconds", 0.1))
     assert len(table) == 1 + 8
@@ -104,6 +105,7 @@ def test_features_measures_both_servers() -> None:
     assert re.search(r"With 1 more models loaded, the latency of a request is \d+\.\d\d times", output)
 
 
+@pytest.mark.slow
 def test_grpc_servers_are_measured_and_attacked() -> None:
     figures, attacks = tables(
         run("benchmarks.grpc_servers", "--rounds", 1, "--seconds", 0.1, "--attack", "large_metadata")
@@ -114,6 +116,7 @@ def test_grpc_servers_are_measured_and_attacked() -> None:
     assert all(outcome.endswith("MiB") for outcome in attacks[1][1:]), attacks
 
 
+@pytest.mark.slow
 def test_remote_asks_directly_and_through_another_server() -> None:
     (table,) = tables(run("benchmarks.remote", "--rounds", 1, "--seconds", 0.1))
     assert [row[0] for row in table[1:]] == [
@@ -217,6 +220,7 @@ def test_gguf_types_compares_an_engine_with_the_dequantised_file() -> None:
     assert re.search(r"\| Q4_K \| 20 of 20, 0\.0\d+ \|\n\| Q5_0 \| refused \|", output)
 
 
+@pytest.mark.slow
 def test_day_zero_compares_architectures_of_each_task(tmp_path: Path) -> None:
     page, results = tmp_path / "page.md", tmp_path / "results"
     options = ["--architectures", "bert", "vit", "sew", "gpt2", "--results", results, "--write", page]
@@ -257,6 +261,7 @@ def test_the_soak_answers_every_request_while_things_break() -> None:
     assert re.search(r"faults: .*\d", output), output
 
 
+@pytest.mark.slow
 def test_sequences_lose_nothing_while_clients_give_up_and_workers_are_killed() -> None:
     output = run("benchmarks.sequences", "--seconds", 2, "--kill-every", 0.7)
     found = re.search(r"given up ([\d,]+), right ([\d,]+)", output)

@@ -12,6 +12,9 @@ from tests.servers import ConchServer
 from tests.walkthroughs.client import PROMPT
 from tests.walkthroughs.conftest import Expected, copy_models, curl
 
+# Each worker imports transformers for itself; tests/examples has models that do the same.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Iterator[ConchServer]:

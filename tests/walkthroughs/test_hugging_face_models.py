@@ -20,6 +20,9 @@ MODELS = {
     "llama7b": ("meta-llama/Llama-2-7b-hf", 15),
 }
 
+# Each worker imports transformers for itself; tests/examples has models that do the same.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Iterator[ConchServer]:
