@@ -35,6 +35,13 @@ def ask(inputs: Mapping[str, Any], outputs: Sequence[str] = (), **options: Any) 
     return Request(tensors, frozenset(outputs))
 
 
+def previewed(request: Request) -> list[str]:
+    """The texts that ``request`` sends before its response, as they come."""
+    sent: list[str] = []
+    request.preview = sent.append
+    return sent
+
+
 def scalars(value: Any, rows: int) -> np.ndarray[Any, Any]:
     dtype = np.bool_ if isinstance(value, bool) else np.int32 if isinstance(value, int) else np.float32
     return np.full((rows, 1), value, dtype)

@@ -22,6 +22,7 @@ ParameterValue = bool | int | float | str
 #: Raises INVALID_ARG for parameter names that a request may not use.
 ParameterCheck = Callable[[Iterable[str]], None]
 OnResponse = Callable[["InferResponse"], None]
+OnText = Callable[[str], None]
 
 #: ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``…_END``.
 SEQUENCE_START: Final = 1
@@ -243,8 +244,8 @@ class InferRequest:
 
     __slots__ = (
         "batch_size", "cancelled", "correlation_id", "deadline", "finished", "flags", "holder", "id", "inputs",
-        "length", "model_name", "model_version", "observers", "on_cancel", "on_final", "on_response", "order",
-        "outputs", "parameters", "priority", "responded", "responses", "sequences", "serial", "shared",
+        "length", "model_name", "model_version", "observers", "on_cancel", "on_final", "on_response", "on_text",
+        "order", "outputs", "parameters", "priority", "responded", "responses", "sequences", "serial", "shared",
         "start_deadline", "timeout", "times", "trace",
     )  # fmt: skip
 
@@ -286,6 +287,9 @@ class InferRequest:
         self.order: ResponseOrder | None = None
         self.on_cancel: Callable[[InferRequest], None] | None = None
         self.on_final: Callable[[InferRequest, InferResponse], None] | None = None
+        #: Called, while the request runs, with the beginning of the response's text, as far as it is known. A front end
+        #: sets it before the request is sent; it changes nothing else.
+        self.on_text: OnText | None = None
         #: Whether the backend itself responded, possibly with an error.
         self.responded = False
         self.responses = 0
@@ -344,11 +348,21 @@ class InferRequest:
         if response.error is not None:
             response.forget_frames()
 
+    def preview(self, text: str) -> None:
+        """Pass the beginning of the response's text to ``on_text``."""
+        if self.on_text is None:
+            return
+        try:
+            self.on_text(text)
+        except Exception:
+            LOG.exception("a text of request %s could not be passed on", self.serial)
+
     def release(self) -> None:
         """Release the inputs and callbacks; called when no more responses follow."""
         self.inputs = {}
         self.on_cancel = None
         self.on_final = None
+        self.on_text = None
         self.on_response = ignore
         self.observers = ()
 

@@ -34,6 +34,10 @@ _MEMBERS: Final = {
     AUDIO: FILE, "language": "language", "prompt": "prompt", "temperature": "temperature",
     "return_timestamps": "response_format",
 }  # fmt: skip
+#: The scores of segments that a model may report.
+_SCORES: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "seek": int, "temperature": float, "avg_logprob": float, "compression_ratio": float, "no_speech_prob": float,
+}  # fmt: skip
 _INPUT: Final = re.compile(r"input '(\w+)'( in row 0)?")
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 
@@ -51,14 +55,16 @@ class TranscriptionPlan:
     temperature: float
     timestamps: list[str]
 
-    def body(self, parts: Sequence[Sequence[WireTensor]]) -> bytes:
-        """Return the body, or all events of a stream, from the outputs of each request to the model."""
+    def body(self, parts: Sequence[Sequence[WireTensor]], sent: str = "") -> bytes:
+        """Return the body, or the last events of a stream, from the outputs of each request to the model.
+
+        ``sent`` is the text of the earlier events.
+        """
         results = {kind: _read(outputs) for kind, outputs in zip(self.timestamps, parts, strict=True)}
         first = next(iter(results.values()))
         text = first["text"].strip()
         if self.stream:
-            delta = {"type": "transcript.text.delta", "delta": text}
-            return _event(delta) + _event({"type": "transcript.text.done", "text": text})
+            return text_delta(sent, text)[1] + _event({"type": "transcript.text.done", "text": text})
         if self.format == "text":
             return f"{text}\n".encode()
         if self.format in ("srt", "vtt"):
@@ -80,13 +86,13 @@ class TranscriptionPlan:
         return orjson.dumps(document)
 
     def _segment(self, index: int, chunk: Mapping[str, Any]) -> dict[str, Any]:
-        """Return OpenAI's segment; ``avg_logprob`` and ``no_speech_prob``, which models do not report, are 0."""
+        """Return OpenAI's segment; ``avg_logprob`` and ``no_speech_prob`` are 0 unless the model reports them."""
         text = chunk["text"].encode()
         return {
             "id": index, "seek": round(_FRAMES * chunk["start"]), "start": chunk["start"], "end": chunk["end"],
             "text": chunk["text"], "tokens": [], "temperature": self.temperature, "avg_logprob": 0.0,
             "compression_ratio": len(text) / len(zlib.compress(text)), "no_speech_prob": 0.0,
-        }  # fmt: skip
+        } | {name: chunk[name] for name in _SCORES if name in chunk}  # fmt: skip
 
 
 def read_transcription(
@@ -122,10 +128,18 @@ def read_transcription(
     inputs = []
     for kind in timestamps:
         chosen = given | ({"return_timestamps": kind} if kind != "none" else {})
-        details = {"return_language": True} if form == "verbose_json" else {}
+        details = {"return_language": True, "return_scores": True} if form == "verbose_json" else {}
         inputs.append(model_inputs(signature, {AUDIO: bytes(file)}, chosen, details))
     plan = TranscriptionPlan(task=task, format=form, stream=stream, temperature=temperature, timestamps=timestamps)
     return plan, inputs
+
+
+def text_delta(sent: str, text: str) -> tuple[str, bytes]:
+    """Return the sent text after an event with what ``text`` adds to it, and the event, empty if it adds nothing."""
+    text = text.strip()
+    if len(text) <= len(sent):
+        return sent, b""
+    return text, _event({"type": "transcript.text.delta", "delta": text[len(sent) :]})
 
 
 def named_member(error: ConchError) -> ConchError:
@@ -201,7 +215,12 @@ def _read(outputs: Sequence[WireTensor]) -> dict[str, Any]:
     duration = tensors.get("duration")
     try:
         chunks = [
-            {"text": str(chunk["text"]), "start": float(chunk["start"]), "end": float(chunk["end"])}
+            {
+                "text": str(chunk["text"]),
+                "start": float(chunk["start"]),
+                "end": float(chunk["end"]),
+                **{name: read(chunk[name]) for name, read in _SCORES.items() if name in chunk},
+            }
             for chunk in orjson.loads(texts[CHUNKS] or "[]")
         ]
         seconds = None if duration is None else round(np.frombuffer(duration.data, "<f4").item(), 3)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import torch
@@ -121,6 +122,7 @@ def test_verbose_transcription_has_segments_and_words(client: Any, pipeline: Any
     assert (answer.language, answer.duration) == (wanted["chunks"][0]["language"], round(length, 3))
     assert [segment.text for segment in answer.segments or ()] == [chunk["text"] for chunk in wanted["chunks"]]
     assert [segment.id for segment in answer.segments or ()] == list(range(len(wanted["chunks"])))
+    assert all(segment.avg_logprob < 0 < segment.no_speech_prob < 1 for segment in answer.segments or ())
     for found, chunks in ((answer.segments, wanted["chunks"]), (answer.words, words)):
         times = [(item.start, item.end) for item in found or ()]
         assert times == [
@@ -150,6 +152,22 @@ def test_stream_has_the_text_and_its_end(client: Any, pipeline: Any) -> None:
     assert all(isinstance(event, TranscriptionTextDeltaEvent) for event in deltas)
     assert isinstance(done, TranscriptionTextDoneEvent)
     assert "".join(event.delta for event in deltas) == done.text == wanted
+
+
+def test_stream_of_a_long_recording_has_an_event_for_each_window(client: Any, server: ConchServer) -> None:
+    for route in ("transcriptions", "translations"):
+        wanted = getattr(client.audio, route).create(model="whisper", file=recording(LONG)).text
+        # OpenAI's client does not stream translations.
+        reply = httpx.post(
+            f"http://{server.http}/v1/audio/{route}", headers={"Authorization": f"Bearer {KEY}"}, timeout=60,
+            data={"model": "whisper", "stream": "true"}, files={"file": recording(LONG)},
+        )  # fmt: skip
+        assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+        *deltas, done = [json.loads(line[6:]) for line in reply.text.splitlines() if line]
+        assert [event["type"] for event in deltas] == ["transcript.text.delta"] * len(deltas)
+        assert len(deltas) > 1
+        assert "".join(event["delta"] for event in deltas) == wanted
+        assert done == {"type": "transcript.text.done", "text": wanted}
 
 
 def test_speech_models_are_listed(client: Any, server: ConchServer) -> None:

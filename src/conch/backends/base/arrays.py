@@ -6,7 +6,7 @@ Runs in workers and in ``conch convert``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
@@ -74,7 +74,9 @@ class Request:
     Methods that read an input raise INVALID_ARG with its name if the request does not have it.
     """
 
-    __slots__ = ("cancelled", "id", "inputs", "loans", "outputs", "parameters", "rows", "serial", "text_limit")
+    __slots__ = (
+        "cancelled", "id", "inputs", "loans", "outputs", "parameters", "preview", "rows", "serial", "text_limit",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class Request:
         batched: bool = True,
         text_limit: int = 0,
         loans: Mapping[str, OutputLoan] | None = None,
+        preview: Callable[[str], None] | None = None,
     ) -> None:
         self.serial = serial
         self.id = id
@@ -100,6 +103,8 @@ class Request:
         self.text_limit = text_limit
         #: Loans of shared memory by output name; these outputs are written there instead of being sent to the server.
         self.loans = loans or {}
+        #: Sends the beginning of the response's text to a client that reads it early; None for all other clients.
+        self.preview = preview
 
     @property
     def size(self) -> int:

@@ -13,6 +13,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from math import prod
 from time import monotonic_ns
@@ -286,7 +287,11 @@ class BackendBase(ABC):
             batched=self._batched,
             text_limit=self.text_limit,
             loans=lent_outputs(fields.get("loans", {}), self.channel.buffers),
+            preview=partial(self._send_text, fields["serial"]) if fields.get("preview") else None,
         )
+
+    def _send_text(self, serial: int, text: str) -> None:
+        self.channel.send({"op": "text", "serial": serial, "text": text})
 
     def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
         """Return the description of a response for a frame, with only the requested outputs.

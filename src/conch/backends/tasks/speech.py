@@ -9,11 +9,13 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from threading import Lock
 from time import monotonic_ns
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -40,10 +42,13 @@ from conch.backends.tasks.transformers import (
 )
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Variant
-from conch.core.errors import ConchError, invalid, one_line, unsupported
+from conch.core.errors import ConchError, cancelled, invalid, one_line, unsupported
 from conch.core.inference import TensorSpec
 from conch.machine import extras
 from conch.machine.facts import usable_cores
+
+if TYPE_CHECKING:
+    from conch.backends.tasks.windows import WindowFollower
 
 #: Default chunk length (s) of models without their own windows; a sixth of it overlaps on each side.
 CHUNK_SECONDS: Final = 30
@@ -71,6 +76,7 @@ DESCRIPTION: Final = TaskDescription(
         TensorSpec("task", "BYTES", (1,), optional=True),
         TensorSpec("prompt", "BYTES", (1,), optional=True),
         TensorSpec("return_language", "BOOL", (1,), optional=True),
+        TensorSpec("return_scores", "BOOL", (1,), optional=True),
         *generation_inputs(*_GENERATION),
     ),
     (
@@ -91,9 +97,11 @@ class _Recording:
     seconds: float
     timestamps: bool | str
     language: bool
+    scores: bool
     generation: dict[str, Any]
     chunks: list[dict[str, Any]]
     outputs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    follower: WindowFollower | None = None
     error: ConchError | None = None
 
 
@@ -117,7 +125,9 @@ class SpeechRecognition(Task):
     is empty unless ``return_timestamps`` is ``segment``, ``word`` or ``char``; the model determines which of them are
     available. ``language`` and ``task`` (``transcribe``, ``translate``) are for multilingual Whisper models, which also
     report the language (``english``) if ``return_language`` is set. ``prompt`` is text before the recording, for
-    Whisper.
+    Whisper. With ``return_scores``, Whisper's segments also have the members of :class:`WindowScores`.
+
+    A streaming client gets the text as it becomes final: after each of Whisper's windows, or each run of chunks.
 
     A converted Whisper runs on OpenVINO, with everything else as transformers has it (``whisper``).
 
@@ -146,6 +156,10 @@ class SpeechRecognition(Task):
         self._window = int(getattr(self._pipeline.feature_extractor, "n_samples", 0))
         self._seconds = media.max_seconds(checkpoint.options)
         self._shortest = media.shortest(self._pipeline.model.config)
+        if self._kind == "seq2seq_whisper":
+            from conch.backends.tasks import windows
+
+            windows.watch(self._pipeline.model)
         own_windows = self._kind in ("seq2seq_whisper", "tdt")
         self._chunk = checkpoint.options.number("chunk_length_s", 0 if own_windows else CHUNK_SECONDS)
         self._lock = Lock()
@@ -173,7 +187,8 @@ class SpeechRecognition(Task):
         if not sounds:
             raise invalid("the request has no rows")
         language = bool(request.option("return_language", False)) and self._multilingual
-        recordings = [self._recording(request, samples, timestamps, language, generation) for samples in sounds]
+        scores = bool(request.option("return_scores", False)) and self._scores_segments and timestamps is True
+        recordings = [self._recording(request, samples, timestamps, language, scores, generation) for samples in sounds]
         return PreparedSpeech(request, recordings)
 
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
@@ -185,7 +200,9 @@ class SpeechRecognition(Task):
                     groups.setdefault(self._group(recording, index), []).append((recording, index))
         for group in groups.values():
             for start in range(0, len(group), BATCH_CHUNKS):
-                self._run(group[start : start + BATCH_CHUNKS], work)
+                part = group[start : start + BATCH_CHUNKS]
+                self._run([entry for entry in part if not entry[0].request.cancelled], work)
+                self._preview(part)
         return [self._result(prepared) for prepared in batch]
 
     def _recording(
@@ -194,6 +211,7 @@ class SpeechRecognition(Task):
         samples: media.Samples,
         timestamps: bool | str,
         language: bool,
+        scores: bool,
         generation: dict[str, Any],
     ) -> _Recording:
         chunked = {"chunk_length_s": self._chunk} if self._chunk else {}
@@ -201,7 +219,7 @@ class SpeechRecognition(Task):
             chunks = list(self._pipeline.preprocess(_raw(samples, self._rate), **chunked))
         except ValueError as error:
             raise invalid(f"the model does not accept audio of {len(samples)} samples: {one_line(error)}") from error
-        recording = _Recording(request, len(samples) / self._rate, timestamps, language, generation, chunks)
+        recording = _Recording(request, len(samples) / self._rate, timestamps, language, scores, generation, chunks)
         if self._windows(recording):
             # Timestamps determine where Whisper's next window begins.
             recording.timestamps = timestamps or True
@@ -224,6 +242,11 @@ class SpeechRecognition(Task):
         return self._kind == "seq2seq_whisper" and getattr(
             self._pipeline.model.generation_config, "is_multilingual", False
         )
+
+    @property
+    def _scores_segments(self) -> bool:
+        """Whether the model is Whisper with its own windows."""
+        return self._kind == "seq2seq_whisper" and not self._chunk
 
     def _generation(self, request: Request) -> dict[str, Any]:
         names = [name for name in ("language", "task", "prompt", *_GENERATION) if request.has(name)]
@@ -258,12 +281,17 @@ class SpeechRecognition(Task):
         chunk = recording.chunks[index]
         shapes = [(name, tuple(value.shape)) for name, value in sorted(chunk.items()) if hasattr(value, "shape")]
         key = f"{shapes} {'stride' in chunk} {recording.timestamps} {sorted(recording.generation.items())}"
-        # The pipeline returns only the language of the first recording of a batch.
-        alone = (recording.timestamps == "word" and self._kind == "seq2seq_whisper") or recording.language
+        # The pipeline returns only the language of the first recording of a batch; a follower follows one recording.
+        alone = (recording.timestamps == "word" and self._kind == "seq2seq_whisper") or (
+            recording.language or recording.scores
+        )
         return f"{key} {id(recording)} {index}" if alone or self._windows(recording) else key
 
     def _run(self, group: list[tuple[_Recording, int]], work: ExecutionWork) -> None:
+        if not group:
+            return
         first = group[0][0]
+        requests = [recording.request for recording, _ in group]
         parameters: dict[str, Any] = {}
         if self._kind in ("seq2seq_whisper", "seq2seq"):
             parameters = dict(first.generation)
@@ -273,13 +301,20 @@ class SpeechRecognition(Task):
                 parameters["return_language"] = True
             if "prompt_ids" in parameters:
                 parameters["prompt_ids"] = self._tensor(parameters["prompt_ids"])
-            parameters["stopping_criteria"] = stop_when_cancelled([recording.request for recording, _ in group])
+            parameters["stopping_criteria"] = stop_when_cancelled(requests)
+        if self._kind == "seq2seq_whisper":
+            parameters["monitor_progress"] = partial(_require_client, requests)
+            if first.scores:
+                parameters |= {"output_scores": True, "return_dict_in_generate": True}
         chunks = [recording.chunks[index] for recording, index in group]
         before = monotonic_ns()
         try:
-            outputs = _separated(
-                self._pipeline_for(first.timestamps).forward(_joined(chunks), **parameters), len(chunks)
-            )
+            with self._follow(first):
+                outputs = _separated(
+                    self._pipeline_for(first.timestamps).forward(_joined(chunks), **parameters), len(chunks)
+                )
+        except ConchError:  # all clients are gone
+            return
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             failed = library_failure("recognition", error, of_request=first.seconds < SHORT)
             for recording, _ in group:
@@ -290,6 +325,33 @@ class SpeechRecognition(Task):
         work.engine_ns += monotonic_ns() - before
         for (recording, index), output in zip(group, outputs, strict=True):
             recording.outputs[index] = output
+
+    def _follow(self, recording: _Recording) -> AbstractContextManager[None]:
+        """Follow the windows of a recording that is transcribed alone, as far as its client wants to know of them."""
+        preview = recording.request.preview if self._windows(recording) and recording.request.rows == 1 else None
+        if preview is None and not recording.scores:
+            return nullcontext()
+        from conch.backends.tasks.windows import WindowFollower
+
+        recording.follower = WindowFollower(self._pipeline, recording.scores, preview)
+        return recording.follower.following()
+
+    def _preview(self, group: list[tuple[_Recording, int]]) -> None:
+        """Send the beginnings of texts whose chunks have run; transformers merges each chunk with the one before it."""
+        if self._kind not in ("seq2seq_whisper", "ctc"):
+            return
+        for recording in {id(recording): recording for recording, _ in group}.values():
+            preview, count = recording.request.preview, len(recording.outputs)
+            if preview is None or recording.request.rows > 1 or count == len(recording.chunks):
+                continue
+            if set(recording.outputs) != set(range(count)) or not count:
+                continue
+            text, last = (
+                self._pipeline.postprocess([dict(recording.outputs[index]) for index in range(start, count)])["text"]
+                for start in (0, count - 1)
+            )
+            # The next chunk changes nothing before the last one, except within a word.
+            preview(text[: len(text) - len(last)].rpartition(" ")[0])
 
     def _language(self, output: Mapping[str, Any]) -> str:
         """Return the name of the language of an output, empty if it was not requested.
@@ -331,13 +393,19 @@ class SpeechRecognition(Task):
         for recording in prepared.recordings:
             if recording.error is not None:
                 return recording.error
+            if len(recording.outputs) < len(recording.chunks):
+                return cancelled()
             outputs = [recording.outputs[index] for index in range(len(recording.chunks))]
             languages.append(self._language(outputs[0]))
             transcription = self._pipeline.postprocess(outputs, return_timestamps=recording.timestamps)
             texts.append(transcription["text"])
             wants_chunks = prepared.request.option("return_timestamps", "none") != "none"
             pieces = transcription.get("chunks", []) if wants_chunks else []
-            chunks.append(json.dumps([_chunk(piece, recording.seconds) for piece in pieces], ensure_ascii=False))
+            described = [_chunk(piece, recording.seconds) for piece in pieces]
+            if recording.scores and recording.follower is not None:
+                for chunk, scores in zip(described, recording.follower.scores_of(len(pieces)), strict=False):
+                    chunk |= asdict(scores)
+            chunks.append(json.dumps(described, ensure_ascii=False))
         shape = (len(texts), 1)
         seconds = [[recording.seconds] for recording in prepared.recordings]
         return Result(
@@ -373,6 +441,12 @@ def open_pipeline(checkpoint: Checkpoint, variant: Variant | None, device: str =
     threads = checkpoint.options.threads or usable_cores()
     settings = CompileSettings(threads=threads, instances=instances, precision=variant.precision)
     return whisper.load_pipeline(checkpoint, checkpoint.directory / variant.path, settings)
+
+
+def _require_client(requests: Sequence[Request], _: Any) -> None:
+    """Raise CANCELLED, before a window, if all of its requests are cancelled."""
+    if all(request.cancelled for request in requests):
+        raise cancelled()
 
 
 def _raw(samples: media.Samples, rate: int) -> dict[str, Any]:

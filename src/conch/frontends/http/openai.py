@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import time
-from typing import Final
 
 import orjson
 
@@ -23,7 +22,7 @@ from conch.frontends.http.dialects import OPENAI
 from conch.frontends.http.exchange import JSON, PLAIN, HttpExchange
 from conch.frontends.http.media_fetching import MediaFetcher
 from conch.frontends.http.model_requests import ModelRequests, RequestsResponder, Translation
-from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
+from conch.frontends.http.responders import send_events
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
 from conch.server.core import InferenceServer
@@ -35,8 +34,6 @@ from conch.wire.openai.response import ChoiceDelta, ResponsePlan, read_response
 from conch.wire.retrieval.models import kinds
 
 LOG = logging.getLogger("conch")
-
-_NO_CACHE: Final = (b"Cache-Control", b"no-cache")
 
 
 class GenerationResponder(RequestsResponder):
@@ -75,7 +72,8 @@ class GenerationResponder(RequestsResponder):
             for index, piece in parts:
                 generation.add(index, piece, last=last)
         else:
-            self._send(b"".join([generation.events(index, piece, last=last) for index, piece in parts]))
+            events = b"".join([generation.events(index, piece, last=last) for index, piece in parts])
+            send_events(self._exchange, events, self._model)
 
     def _fail(self, error: ConchError) -> None:
         member = self._members.get(error.param or "")
@@ -89,20 +87,9 @@ class GenerationResponder(RequestsResponder):
         else:
             super()._fail(error)
 
-    def _send(self, events: bytes) -> None:
-        exchange = self._exchange
-        if not events:
-            return
-        if not exchange.started:
-            exchange.start(200, [EVENTS, _NO_CACHE])
-        exchange.write(events)
-        if exchange.unsent > UNREAD_LIMIT:
-            LOG.warning("the client of a stream of '%s' does not read; giving its request up", self._model)
-            exchange.abort()
-
     def _finish(self) -> None:
         if self._stream:
-            self._send(self._response.closing())
+            send_events(self._exchange, self._response.closing(), self._model)
             self._exchange.finish()
         else:
             self._exchange.respond(200, [JSON], self._response.body())

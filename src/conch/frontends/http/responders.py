@@ -29,8 +29,21 @@ LOG = logging.getLogger("conch")
 
 BINARY: Final = (b"Content-Type", b"application/octet-stream")
 EVENTS: Final = (b"Content-Type", b"text/event-stream; charset=utf-8")
+_NO_CACHE: Final = (b"Cache-Control", b"no-cache")
 #: A stream is aborted when its client leaves more than this unread (bytes).
 UNREAD_LIMIT: Final = 64 << 20
+
+
+def send_events(exchange: HttpExchange, events: bytes, model: str) -> None:
+    """Begin or continue a stream of events; abort it if its client reads too slowly. ``model`` is for the log."""
+    if not events:
+        return
+    if not exchange.started:
+        exchange.start(200, [EVENTS, _NO_CACHE])
+    exchange.write(events)
+    if exchange.unsent > UNREAD_LIMIT:
+        LOG.warning("the client of a stream of '%s' does not read; giving its request up", model)
+        exchange.abort()
 
 
 class EncodedResponse(NamedTuple):

@@ -12,21 +12,23 @@ from functools import partial
 from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest, ignore
 from conch.core.tensors import WireTensor
+from conch.frontends.http.dialects import OPENAI
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.model_requests import JoinedResponder, ModelRequests, Translation
-from conch.frontends.http.responders import EVENTS
+from conch.frontends.http.responders import send_events
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader
 from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.wire.openai.models import transcribes
-from conch.wire.openai.reading import ApiError
-from conch.wire.transcriptions import CONTENT_TYPES, TranscriptionPlan, named_member
+from conch.wire.openai.reading import ApiError, error_body
+from conch.wire.openai.response import event
+from conch.wire.transcriptions import CONTENT_TYPES, TranscriptionPlan, named_member, text_delta
 
 
 class TranscriptionResponder(JoinedResponder):
-    """Responds with a transcription."""
+    """Responds with a transcription, or streams its text as the model reports it."""
 
     def __init__(
         self,
@@ -39,14 +41,31 @@ class TranscriptionResponder(JoinedResponder):
     ) -> None:
         super().__init__(exchange, [InferRequest(model.name, tensors, ignore) for tensors in inputs], offloader)
         self._plan = plan
+        self._sent = ""
+        if plan.stream:
+            self._requests[0].on_text = self._send_text
+
+    def _send_text(self, text: str) -> None:
+        if not self._ended:
+            self._sent, delta = text_delta(self._sent, text)
+            send_events(self._exchange, delta, self._model)
 
     def _fail(self, error: ConchError) -> None:
-        super()._fail(named_member(error))
+        error = named_member(error)
+        if not self._exchange.started:
+            super()._fail(error)
+            return
+        self.cancel()
+        send_events(self._exchange, event(error_body(OPENAI.status(error), error)), self._model)
+        self._exchange.finish()
 
     async def _encode(self) -> None:
-        body = await self._offloader.run(self._size, work.transcription_body, self._plan, self._parts)
-        content_type = EVENTS if self._plan.stream else (b"Content-Type", CONTENT_TYPES[self._plan.format])
-        self._exchange.respond(200, [content_type], body)
+        body = await self._offloader.run(self._size, work.transcription_body, self._plan, self._parts, self._sent)
+        if self._plan.stream:
+            send_events(self._exchange, bytes(body), self._model)
+            self._exchange.finish()
+        else:
+            self._exchange.respond(200, [(b"Content-Type", CONTENT_TYPES[self._plan.format])], body)
 
 
 class Transcriptions:

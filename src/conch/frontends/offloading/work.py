@@ -241,9 +241,12 @@ def retrieval_body(plan: RetrievalPlan, model: str, parts: list[Sequence[WireTen
     return plan.body(model, Results(plan, parts))
 
 
-def transcription_body(plan: TranscriptionPlan, parts: list[Sequence[WireTensor]]) -> Buffer:
-    """Return the body of a response to a transcription, from the outputs of each request to the model."""
-    return plan.body(parts)
+def transcription_body(plan: TranscriptionPlan, parts: list[Sequence[WireTensor]], sent: str) -> Buffer:
+    """Return the body of a response to a transcription, or the events after the text ``sent``.
+
+    ``parts`` are the outputs of each request to the model.
+    """
+    return plan.body(parts, sent)
 
 
 # The process

@@ -51,6 +51,8 @@ def description(request: InferRequest, packer: Packer) -> dict[str, Any]:
         loans = request.shared.loans()
         if loans:
             fields["loans"] = {name: packer.offer(loan) for name, loan in loans.items()}
+    if request.on_text is not None:
+        fields["preview"] = True
     if request.trace is not None:
         fields["trace"] = request.trace.context
     return fields

@@ -377,6 +377,10 @@ class WorkerProcess:
                 request = self._running.get(header["serial"])  # unpacked even if it has ended, to release its buffer
                 response = response_of(header, Unpacker(payload, self._link.buffers), header["final"], request)
                 self._deliver(header["serial"], response)
+            elif op == "text":
+                request = self._running.get(header["serial"])
+                if request is not None:
+                    request.preview(header["text"])
             elif op == "progress":
                 self._progress(header, Unpacker(payload, self._link.buffers))
             elif op == "prepared":

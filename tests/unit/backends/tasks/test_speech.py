@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ from conch.convert.run import convert
 from conch.core.errors import Code, ConchError
 from tests import task_checkpoints
 from tests.convert_checkpoints import no_progress, quick_plan, spoken
-from tests.task_checkpoints import RATE, sound_file, tone
-from tests.task_requests import answers, ask, open_task, texts
+from tests.task_checkpoints import RATE, WINDOW, sound_file, tone
+from tests.task_requests import answers, ask, open_task, previewed, texts
 
 SHORT, OTHER, LONG = tone(1.2), tone(1.7, seed=3), tone(5.3, seed=1)
 
@@ -246,7 +248,97 @@ def test_cancelled_request_leaves_the_other_rows_alone(whisper: Task) -> None:
     wanted = texts(whisper, going)
     cancelled = ask({"samples": SHORT[None]})
     cancelled.cancelled = True
-    assert texts(whisper, cancelled, going)[1:] == wanted
+    ended, answered = answers(whisper, cancelled, going)
+    assert isinstance(ended, ConchError)
+    assert ended.code is Code.CANCELLED
+    assert isinstance(answered, Result)
+    assert [answered.outputs["text_output"].elements] == wanted  # type: ignore[union-attr]
+
+
+def test_text_of_each_window_is_sent_when_it_is_final(whisper: Task) -> None:
+    request = ask({"samples": LONG[None]})
+    ((wanted,),) = texts(whisper, request)
+    sent = previewed(request)
+    (answered,) = answers(whisper, request)
+    assert isinstance(answered, Result)
+    assert answered.outputs["text_output"].elements == [wanted]  # type: ignore[union-attr]
+    assert len(set(filter(None, sent))) > 1
+    assert all(wanted.startswith(text) for text in sent)
+    assert sorted(sent, key=len) == sent
+
+
+@pytest.mark.parametrize("form", ["whisper", "ctc"])
+def test_text_of_chunks_is_sent_without_the_last_one(
+    form: str, whisper_folder: Path, ctc_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conch.backends.tasks.speech.BATCH_CHUNKS", 2)
+    folder = shutil.copytree(whisper_folder if form == "whisper" else ctc_folder, tmp_path / form)
+    if form == "ctc":
+        model = transformers.Wav2Vec2ForCTC.from_pretrained(folder)
+        model.lm_head.bias.data[4] += 1  # more spaces
+        model.save_pretrained(folder)
+    task = open_task(folder, chunk_length_s=1)
+    request = ask({"samples": LONG[None]})
+    ((wanted,),) = texts(task, request)
+    sent = previewed(request)
+    assert texts(task, request) == [[wanted]]
+    assert any(sent)
+    assert all(wanted.strip().startswith(text.strip()) for text in sent)
+
+
+def test_cancelled_recording_ends_before_its_next_window(whisper: Task) -> None:
+    request = ask({"samples": LONG[None]})
+    sent: list[str] = []
+
+    def leave(text: str) -> None:
+        sent.append(text)
+        request.cancelled = True
+
+    request.preview = leave
+    (ended,) = answers(whisper, request)
+    assert isinstance(ended, ConchError)
+    assert ended.code is Code.CANCELLED
+    assert len(sent) == 1
+
+
+def test_segments_have_the_scores_of_their_window(whisper: Task, whisper_pipeline: Any) -> None:
+    options = {"return_timestamps": "segment", "language": "en"}
+    plain, scored = (
+        json.loads(texts(whisper, ask({"samples": LONG[None]}, **chosen), output="chunks")[0][0])
+        for chosen in (options, {**options, "return_scores": True})
+    )
+    assert [{name: chunk[name] for name in ("text", "start", "end")} for chunk in scored] == plain
+    wanted = first_scores(whisper_pipeline, LONG)
+    assert {name: scored[0][name] for name in wanted} == wanted
+    assert all(chunk["avg_logprob"] < 0 < chunk["no_speech_prob"] < 1 for chunk in scored)
+    seeks = [chunk["seek"] for chunk in scored]
+    assert seeks == sorted(seeks)
+    assert len({(chunk["seek"], chunk["avg_logprob"]) for chunk in scored}) == len(set(seeks)) > 2
+
+
+def first_scores(pipeline: Any, samples: Any) -> dict[str, Any]:
+    """The scores of the first window, as openai-whisper defines them."""
+    model, tokenizer = pipeline.model, pipeline.tokenizer
+    extracted = pipeline.feature_extractor(samples, sampling_rate=RATE, truncation=False, return_tensors="pt")
+    features = extracted["input_features"][..., : WINDOW * 100]
+    output = model.generate(
+        features, return_timestamps=True, language="en", force_unique_generate_call=True, output_scores=True,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    tokens = output.sequences[0][-len(output.scores) :]
+    pairs = zip(output.scores, tokens, strict=True)
+    total = sum(torch.log_softmax(scores[0], -1)[token].item() for scores, token in pairs)
+    start = torch.tensor([[model.generation_config.decoder_start_token_id]])
+    probabilities = model(features, decoder_input_ids=start).logits[0, 0].softmax(-1)
+    text = tokenizer.decode(tokens, skip_special_tokens=True).strip().encode()
+    ended = tokens[-1].item() == tokenizer.eos_token_id
+    return {
+        "seek": 0, "temperature": 0.0, "avg_logprob": pytest.approx(total / (len(tokens) - ended + 1), abs=1e-4),
+        "no_speech_prob": pytest.approx(
+            probabilities[tokenizer.convert_tokens_to_ids("<|nospeech|>")].item(), abs=1e-5
+        ),
+        "compression_ratio": pytest.approx(len(text) / len(zlib.compress(text))),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [1, 10, 399])

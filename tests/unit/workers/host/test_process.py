@@ -250,6 +250,28 @@ async def test_worker_that_closes_its_channel_is_killed() -> None:
 
 
 @fake_clock
+async def test_text_before_the_response_is_only_for_clients_that_want_it() -> None:
+    process, child = make_process()
+    plain, streaming = Client(), Client()
+    texts: list[str] = []
+    streaming.request.on_text = texts.append
+    for client in (plain, streaming):
+        process.execute([client.request], ignore)
+    described = [header["requests"][0].get("preview", False) for header in child.received()]
+    assert described == [False, True]
+    for client in (plain, streaming):
+        child.send({"op": "text", "serial": client.request.serial, "text": "one"})
+    child.send({"op": "text", "serial": 99, "text": "of a request that has ended"})
+    await settle()
+    assert (texts, plain.responses, streaming.responses, child.kills) == (["one"], [], [], 0)
+    streaming.request.on_text = int  # a client that fails
+    child.send({"op": "text", "serial": streaming.request.serial, "text": "one"})
+    await settle()
+    assert (child.kills, streaming.errors) == (0, [])
+    child.exit(1)
+
+
+@fake_clock
 async def test_prepared_request_is_executed_by_its_number_alone() -> None:
     told: list[str] = []
     process, child = make_process(on_prepared=lambda: told.append("prepared"))
