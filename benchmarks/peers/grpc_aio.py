@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
-from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.peers.padding import replace
 from conch.core.errors import Code, ConchError
@@ -26,6 +25,7 @@ from conch.frontends.grpc.control import ControlMethods
 from conch.frontends.limits import ClientLimits
 from conch.frontends.offloading.offloader import Offloader
 from conch.options.settings import Settings
+from conch.protocol import grpc_service as pb
 from conch.server.core import InferenceServer
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import (

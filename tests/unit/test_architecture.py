@@ -19,7 +19,7 @@ MODELS = ("backends/shipped/", "cli/demo/repository/", "cli/templates/", "conver
 #: Modules that import everything, or nothing.
 OUTSIDE = {"conch", "conch.__main__"}
 #: What clients and the server share.
-SHARED = {"client", "config", "core", "http2", "options"}
+SHARED = {"client", "config", "core", "http2", "options", "protocol"}
 #: Tests whose event loop, network and threads take the place of asyncio's, which offers no public interface for that.
 SIMULATION = ROOT / "tests" / "simulation"
 #: Names with an underscore that the standard library documents.

@@ -1,4 +1,4 @@
-"""``conch.Client`` over gRPC, with the messages and stubs of ``tritonclient``; errors of all outgoing gRPC calls."""
+"""``conch.Client`` over gRPC; errors of all outgoing gRPC calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from conch.client.connection import TlsContents, TlsFiles
 from conch.client.deadline import Deadline
@@ -21,6 +20,7 @@ from conch.client.values import decode
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, unavailable
 from conch.machine.ports import host_and_port
+from conch.protocol import grpc_service
 from conch.wire.grpc.infer import ERRORS_WITH_CODES
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, SERVICE_PATH, decode_response, encode_request
 
@@ -106,45 +106,44 @@ class GrpcTransport:
             else grpc.insecure_channel(self._address, options=ANY_SIZE)
         )
         self._headers = tuple((name.lower(), value) for name, value in (headers or {}).items())
-        self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         # Requests are sent as bytes, so that tensors are copied only once.
         self._infer: Any = self._channel.unary_unary(
-            f"{SERVICE_PATH}ModelInfer", None, service_pb2.ModelInferResponse.FromString
+            f"{SERVICE_PATH}ModelInfer", None, grpc_service.ModelInferResponse.FromString
         )
         self._stream: Any = self._channel.stream_stream(
-            f"{SERVICE_PATH}ModelStreamInfer", None, service_pb2.ModelStreamInferResponse.FromString
+            f"{SERVICE_PATH}ModelStreamInfer", None, grpc_service.ModelStreamInferResponse.FromString
         )
 
     def live(self, deadline: Deadline) -> bool:
-        return bool(self._call("ServerLive", service_pb2.ServerLiveRequest(), deadline).live)
+        return bool(self._call("ServerLive", grpc_service.ServerLiveRequest(), deadline).live)
 
     def ready(self, model: str, version: int, deadline: Deadline) -> bool:
         if not model:
-            return bool(self._call("ServerReady", service_pb2.ServerReadyRequest(), deadline).ready)
-        request = service_pb2.ModelReadyRequest(name=model, version=_version(version))
+            return bool(self._call("ServerReady", grpc_service.ServerReadyRequest(), deadline).ready)
+        request = grpc_service.ModelReadyRequest(name=model, version=_version(version))
         return bool(self._call("ModelReady", request, deadline).ready)
 
     def metadata(self, model: str, version: int, deadline: Deadline) -> dict[str, Any]:
         if not model:
-            return document_of(self._call("ServerMetadata", service_pb2.ServerMetadataRequest(), deadline))
-        request = service_pb2.ModelMetadataRequest(name=model, version=_version(version))
+            return document_of(self._call("ServerMetadata", grpc_service.ServerMetadataRequest(), deadline))
+        request = grpc_service.ModelMetadataRequest(name=model, version=_version(version))
         return document_of(self._call("ModelMetadata", request, deadline))
 
     def config(self, model: str, version: int, deadline: Deadline) -> ModelConfig:
-        message = service_pb2.ModelConfigRequest(name=model, version=_version(version))
+        message = grpc_service.ModelConfigRequest(name=model, version=_version(version))
         return self._call("ModelConfig", message, deadline, model).config
 
     def statistics(self, model: str, version: int, deadline: Deadline) -> list[dict[str, Any]]:
-        request = service_pb2.ModelStatisticsRequest(name=model, version=_version(version))
+        request = grpc_service.ModelStatisticsRequest(name=model, version=_version(version))
         entries: list[dict[str, Any]] = document_of(self._call("ModelStatistics", request, deadline))["model_stats"]
         return entries
 
     def index(self, deadline: Deadline) -> list[dict[str, str]]:
-        models = document_of(self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest(), deadline))["models"]
+        models = document_of(self._call("RepositoryIndex", grpc_service.RepositoryIndexRequest(), deadline))["models"]
         return [{key: text for key, text in entry.items() if text} for entry in models]
 
     def load(self, model: str, config: str | None, files: Mapping[str, bytes], deadline: Deadline) -> None:
-        request = service_pb2.RepositoryModelLoadRequest(model_name=model)
+        request = grpc_service.RepositoryModelLoadRequest(model_name=model)
         if config is not None:
             request.parameters["config"].string_param = config
         for path, content in files.items():
@@ -152,17 +151,17 @@ class GrpcTransport:
         self._call("RepositoryModelLoad", request, deadline)
 
     def unload(self, model: str, dependents: bool, deadline: Deadline) -> None:
-        request = service_pb2.RepositoryModelUnloadRequest(model_name=model)
+        request = grpc_service.RepositoryModelUnloadRequest(model_name=model)
         request.parameters["unload_dependents"].bool_param = dependents
         self._call("RepositoryModelUnload", request, deadline)
 
     def register_memory(self, region: str, key: str, size: int, deadline: Deadline) -> None:
-        request = service_pb2.SystemSharedMemoryRegisterRequest(name=region, key=key, byte_size=size)
+        request = grpc_service.SystemSharedMemoryRegisterRequest(name=region, key=key, byte_size=size)
         self._call("SystemSharedMemoryRegister", request, deadline)
 
     def unregister_memory(self, region: str, deadline: Deadline) -> None:
         self._call(
-            "SystemSharedMemoryUnregister", service_pb2.SystemSharedMemoryUnregisterRequest(name=region), deadline
+            "SystemSharedMemoryUnregister", grpc_service.SystemSharedMemoryUnregisterRequest(name=region), deadline
         )
 
     def infer(self, request: OutgoingRequest) -> InferResult:
@@ -186,7 +185,11 @@ class GrpcTransport:
 
     def _call(self, method: str, request: Any, deadline: Deadline, model: str = "") -> Any:
         """Return the response; ``model`` is the model named in the error at the deadline."""
-        call = getattr(self._stub, method)
+        call: Any = self._channel.unary_unary(
+            f"{SERVICE_PATH}{method}",
+            type(request).SerializeToString,
+            getattr(grpc_service, f"{method}Response").FromString,
+        )
         return self._within(deadline, model, lambda left: call(request, timeout=left, metadata=self._headers))
 
     def _within(self, deadline: Deadline, model: str, call: Callable[[float | None], Any]) -> Any:
@@ -246,7 +249,7 @@ class _GrpcStream(ResultStream):
         self.close()
 
 
-def _result(message: service_pb2.ModelInferResponse) -> InferResult:
+def _result(message: grpc_service.ModelInferResponse) -> InferResult:
     response = decode_response(message)
     outputs = {tensor.name: decode(tensor) for tensor in response.outputs}
     return InferResult(message.model_name, message.model_version, outputs, message.id, response.parameters)

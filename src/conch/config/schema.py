@@ -1,14 +1,14 @@
 """The configuration message and the names of its enums.
 
-The message class comes from ``tritonclient``, maintained by the owner of the protocol. The server and tools use this
-module, workers never do.
+The server and tools use this module, workers never do.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from tritonclient.grpc.model_config_pb2 import (
+from conch.core.tensors import CONFIG_NAME, PROTOCOL_NAME
+from conch.protocol.model_config import (
     BatchInput,
     BatchOutput,
     DataType,
@@ -16,11 +16,9 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelInput,
     ModelOutput,
 )
-from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup as InstanceGroup
-from tritonclient.grpc.model_config_pb2 import ModelQueuePolicy as QueuePolicy
-from tritonclient.grpc.model_config_pb2 import ModelSequenceBatching as SequenceBatching
-
-from conch.core.tensors import CONFIG_NAME, PROTOCOL_NAME
+from conch.protocol.model_config import ModelInstanceGroup as InstanceGroup
+from conch.protocol.model_config import ModelQueuePolicy as QueuePolicy
+from conch.protocol.model_config import ModelSequenceBatching as SequenceBatching
 
 __all__ = [
     "PYTHON_RUNTIME",

@@ -22,8 +22,6 @@ from tempfile import mkdtemp
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import quote
 
-from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
-
 from conch.checkpoints.hub import MODEL_DIRECTORY, MODEL_FILE, read_model_file
 from conch.checkpoints.manifest import FILENAME, Manifest
 from conch.checkpoints.options import Options, files_for
@@ -33,6 +31,7 @@ from conch.core.errors import Code, ConchError, invalid
 from conch.core.sampling import TEXT_GENERATION
 from conch.deploy.requirements import Contents, RepositoryRequirements, contents, read_requirements
 from conch.deploy.trial import Runner, try_artifact
+from conch.protocol.model_config import ModelInstanceGroup
 
 #: Endpoints of a single model, and all endpoints.
 ModelEndpoint = Literal["infer", "generate", "generate_stream"]

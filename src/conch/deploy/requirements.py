@@ -15,8 +15,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
-from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
-
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_DIRECTORY, MODEL_FILE, is_hub_id, local_path, read_model_file
 from conch.checkpoints.options import Options, extra_of
@@ -27,6 +25,7 @@ from conch.core.errors import invalid, not_found
 from conch.core.sampling import TEXT_GENERATION
 from conch.machine.extras import PACKAGES
 from conch.machine.facts import visible_gpus
+from conch.protocol.model_config import ModelInstanceGroup
 from conch.repository.checks.checkpoints import engine_problem
 from conch.repository.checks.configuration import named_gpus
 from conch.repository.checks.finding import CheckedModel
@@ -135,7 +134,7 @@ _IMAGES: Final = ("image", "visual", "video", "object", "depth", "mask", "keypoi
 _SERVING: Final = ("huggingface", "llamacpp", "onnxruntime", "openvino", "vllm", "structured", "lora", "audio", "image")
 #: Packages in every installation of conch.
 _INSTALLED: Final = frozenset({
-    "click", "google", "grpc", "hpack", "httptools", "numpy", "orjson", "psutil", "rich", "tritonclient", "uvloop",
+    "click", "google", "grpc", "hpack", "httptools", "numpy", "orjson", "psutil", "rich", "uvloop",
 })  # fmt: skip
 
 

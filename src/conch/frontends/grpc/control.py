@@ -11,8 +11,6 @@ from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2
-from tritonclient.grpc import service_pb2 as pb
 
 from conch.core.tensors import Buffer
 from conch.frontends.grpc.calls import ServingContext, UnaryCall
@@ -21,6 +19,8 @@ from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
 from conch.frontends.loop_budget import YieldingLister
 from conch.http2 import Http2Stream
+from conch.protocol import grpc_service as pb
+from conch.protocol import health
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded
 from conch.wire.grpc import control
@@ -99,9 +99,9 @@ class ControlMethods:
             self._server.tracing.update(request.model_name, changes)
         return control.trace_setting(self._server.tracing.shown(request.model_name))
 
-    def health_check(self, request: health_pb2.HealthCheckRequest) -> Any:
-        serving = health_pb2.HealthCheckResponse.ServingStatus
-        return health_pb2.HealthCheckResponse(status=serving.SERVING if self._server.ready else serving.NOT_SERVING)
+    def health_check(self, request: health.HealthCheckRequest) -> Any:
+        serving = health.HealthCheckResponse.ServingStatus
+        return health.HealthCheckResponse(status=serving.SERVING if self._server.ready else serving.NOT_SERVING)
 
 
 class ControlCall(UnaryCall):

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tritonclient.grpc import service_pb2
-
 from conch.core.errors import internal, unsupported
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import Buffer
@@ -19,6 +17,7 @@ from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.http2 import Http2Stream
+from conch.protocol import grpc_service
 from conch.server.execution.caching import MOST_MESSAGE_BYTES
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
@@ -64,7 +63,7 @@ class InferCall(UnaryCall):
 
     def _infer(
         self,
-        parsed: service_pb2.ModelInferRequest,
+        parsed: grpc_service.ModelInferRequest,
         raw: Sequence[Buffer] | None,
         elements: Sequence[int | None] = (),
         message: Buffer = b"",

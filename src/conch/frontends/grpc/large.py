@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError, Message
-from tritonclient.grpc import service_pb2
 
 from conch.core.tensors import Buffer, WireTensor
 from conch.frontends.grpc.messages import WBITS, decompress, encode
@@ -19,12 +18,13 @@ from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader, has_many_strings
 from conch.machine.threads import compute
+from conch.protocol import grpc_service
 from conch.wire.grpc.fields import split_message
 from conch.wire.grpc.infer import sent_inputs
 
 #: Up to this size (bytes) a message is parsed whole: copying it is faster than examining its fields.
 _WHOLE: Final = 64 << 10
-_PARSE: Final = service_pb2.ModelInferRequest.FromString
+_PARSE: Final = grpc_service.ModelInferRequest.FromString
 #: Maximum size parsed or decompressed on the event loop (bytes).
 MAX_HERE: Final = 512 << 10
 #: Maximum size compressed on the event loop (bytes).
@@ -37,7 +37,7 @@ class DecodedInfer(NamedTuple):
     ``elements`` are the numbers of elements of BYTES inputs that have been counted.
     """
 
-    message: service_pb2.ModelInferRequest
+    message: grpc_service.ModelInferRequest
     raw: Sequence[Buffer] | None
     size: int
     elements: Sequence[int | None] = ()
@@ -72,7 +72,7 @@ async def decode_large(offloader: Offloader, data: Buffer, encoding: str, limit:
     del plain
     rest, raw, elements = await decoding
     # The result of the process is already counted in the server's budget.
-    return DecodedInfer(service_pb2.ModelInferRequest.FromString(bytes(rest)), raw, len(rest), elements)
+    return DecodedInfer(grpc_service.ModelInferRequest.FromString(bytes(rest)), raw, len(rest), elements)
 
 
 def _decode(data: Buffer) -> DecodedInfer | None:

@@ -1,19 +1,14 @@
 """gRPC server reflection, v1 and v1alpha, which tools such as grpcurl use to list and describe services.
 
-The messages of both versions differ only in their package; they are built here, in a separate descriptor pool. Calls
-run on the event loop.
+The messages of both versions differ only in their package. Calls run on the event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FileDescriptor
-from grpc_health.v1 import health_pb2
-from tritonclient.grpc import service_pb2
 
 from conch.core.tensors import Buffer
 from conch.frontends.grpc.calls import Call, ServingContext
@@ -21,68 +16,12 @@ from conch.frontends.grpc.large import MAX_HERE, parse
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
 from conch.http2 import Http2Stream
+from conch.protocol import grpc_service, health
+from conch.protocol.proto_files import POOL, load, members
 
 VERSIONS: Final = ("v1", "v1alpha")
 #: Bytes of responses that may be unread before further requests wait.
 _PAUSE_AT: Final = 256 << 10
-
-#: The messages with the field numbers of ``reflection.proto``; ``*`` marks repeated fields, ``@`` members of a oneof.
-_MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
-    "ServerReflectionRequest": {
-        "host": (1, "string"),
-        "@file_by_filename": (3, "string"),
-        "@file_containing_symbol": (4, "string"),
-        "@file_containing_extension": (5, "ExtensionRequest"),
-        "@all_extension_numbers_of_type": (6, "string"),
-        "@list_services": (7, "string"),
-    },
-    "ExtensionRequest": {"containing_type": (1, "string"), "extension_number": (2, "int32")},
-    "ServerReflectionResponse": {
-        "valid_host": (1, "string"),
-        "original_request": (2, "ServerReflectionRequest"),
-        "@file_descriptor_response": (4, "FileDescriptorResponse"),
-        "@all_extension_numbers_response": (5, "ExtensionNumberResponse"),
-        "@list_services_response": (6, "ListServiceResponse"),
-        "@error_response": (7, "ErrorResponse"),
-    },
-    "FileDescriptorResponse": {"*file_descriptor_proto": (1, "bytes")},
-    "ExtensionNumberResponse": {"base_type_name": (1, "string"), "*extension_number": (2, "int32")},
-    "ListServiceResponse": {"*service": (1, "ServiceResponse")},
-    "ServiceResponse": {"name": (1, "string")},
-    "ErrorResponse": {"error_code": (1, "int32"), "error_message": (2, "string")},
-}
-
-
-def _describe(version: str) -> descriptor_pb2.FileDescriptorProto:
-    """Return the file that declares one version of the service."""
-    package = f"grpc.reflection.{version}"
-    file = descriptor_pb2.FileDescriptorProto(
-        name=f"grpc/reflection/{version}/reflection.proto", package=package, syntax="proto3"
-    )
-    kinds = descriptor_pb2.FieldDescriptorProto
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        if any(field.startswith("@") for field in fields):
-            message.oneof_decl.add(name=f"message_{name.removeprefix('ServerReflection').lower()}")
-        for field, (number, kind) in fields.items():
-            declared = message.field.add(name=field.lstrip("*@"), number=number)
-            declared.label = kinds.LABEL_REPEATED if field.startswith("*") else kinds.LABEL_OPTIONAL
-            if kind in _MESSAGES:
-                declared.type = kinds.TYPE_MESSAGE
-                declared.type_name = f".{package}.{kind}"
-            else:
-                declared.type = getattr(kinds, f"TYPE_{kind.upper()}")
-            if field.startswith("@"):
-                declared.oneof_index = 0
-    service = file.service.add(name="ServerReflection")
-    service.method.add(
-        name="ServerReflectionInfo",
-        input_type=f".{package}.ServerReflectionRequest",
-        output_type=f".{package}.ServerReflectionResponse",
-        client_streaming=True,
-        server_streaming=True,
-    )
-    return file
 
 
 class ReflectionMessages(NamedTuple):
@@ -96,30 +35,22 @@ class ServedFiles:
     """The files that describe the services of the port; ``services`` are their names, ``messages`` by version."""
 
     def __init__(self) -> None:
-        self.pool = descriptor_pool.DescriptorPool()
         self.messages: dict[str, ReflectionMessages] = {}
-        roots: list[FileDescriptor] = [service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR]
-        for file in roots:
-            for dependency in reversed(_with_imports(file)):
-                self.pool.AddSerializedFile(dependency.serialized_pb)
+        roots = [grpc_service.DESCRIPTOR, health.DESCRIPTOR]
         for version in VERSIONS:
-            described = _describe(version)
-            self.pool.AddSerializedFile(described.SerializeToString())
-            file = self.pool.FindFileByName(described.name)
-            roots.append(file)
-            types = file.message_types_by_name
+            roots.append(load("reflection.proto", f"grpc.reflection.{version}"))
+            types = members(roots[-1])
             self.messages[version] = ReflectionMessages(
-                message_factory.GetMessageClass(types["ServerReflectionRequest"]),
-                message_factory.GetMessageClass(types["ServerReflectionResponse"]),
+                types["ServerReflectionRequest"], types["ServerReflectionResponse"]
             )
         self.services = sorted(service.full_name for file in roots for service in file.services_by_name.values())
 
     def of_symbol(self, symbol: str) -> FileDescriptor:
         """Return the file of a service, method, message, field, enum or value. Raises KeyError for another name."""
         try:
-            return self.pool.FindFileContainingSymbol(symbol)
+            return POOL.FindFileContainingSymbol(symbol)
         except KeyError:
-            return self.pool.FindMethodByName(symbol).containing_service.file
+            return POOL.FindMethodByName(symbol).containing_service.file
 
 
 def _with_imports(file: FileDescriptor) -> list[FileDescriptor]:
@@ -183,11 +114,11 @@ class ReflectionCall(Call):
                     response.list_services_response.service.add(name=name)
                 return
             case "all_extension_numbers_of_type":
-                name = files.pool.FindMessageTypeByName(request.all_extension_numbers_of_type).full_name
+                name = POOL.FindMessageTypeByName(request.all_extension_numbers_of_type).full_name
                 response.all_extension_numbers_response.base_type_name = name  # no message here has extensions
                 return
             case "file_by_filename":
-                file = files.pool.FindFileByName(request.file_by_filename)
+                file = POOL.FindFileByName(request.file_by_filename)
             case "file_containing_symbol":
                 file = files.of_symbol(request.file_containing_symbol)
             case kind:

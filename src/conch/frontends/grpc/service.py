@@ -14,8 +14,6 @@ from time import monotonic_ns
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2
-from tritonclient.grpc import service_pb2 as pb
 
 from conch.core.errors import ConchError, unavailable
 from conch.core.tensors import Buffer
@@ -35,6 +33,8 @@ from conch.frontends.offloading.offloader import Offloader
 from conch.http2 import IGNORE, MAX_HEADER_LIST, Field, Http2Stream, StreamHandler
 from conch.machine import logs
 from conch.options.triton_values import Restriction
+from conch.protocol import grpc_service as pb
+from conch.protocol import health
 from conch.server.core import InferenceServer
 from conch.server.regions import ClientRegion, ClientRegions, CudaRegion, SystemRegion
 
@@ -71,7 +71,7 @@ SERVICES: Final = ("", "inference.GRPCInferenceService")
 #: Interval at which the readiness is checked while a client watches (s).
 _PERIOD: Final = 0.25
 
-_SERVING: Final = health_pb2.HealthCheckResponse.ServingStatus
+_SERVING: Final = health.HealthCheckResponse.ServingStatus
 
 
 class HealthWatchers:
@@ -125,7 +125,7 @@ class WatchCall(UnaryCall):
         self.service = ""
 
     def run(self, message: Buffer) -> None:
-        self.service = parse(health_pb2.HealthCheckRequest, message).service
+        self.service = parse(health.HealthCheckRequest, message).service
         self.release(self.message_size)
         # The protocol allows an unknown service to appear later; here it never does.
         self.tell(self._watchers.status if self.service in SERVICES else _SERVING.SERVICE_UNKNOWN)
@@ -138,7 +138,7 @@ class WatchCall(UnaryCall):
         """Send a status unless it was the last one sent, or the client has not read the last one yet."""
         if status != self._reported and not self.unsent:
             self._reported = status
-            self.send([health_pb2.HealthCheckResponse(status=status).SerializeToString()])
+            self.send([health.HealthCheckResponse(status=status).SerializeToString()])
 
     def on_cancel(self) -> None:
         self._watchers.remove(self)
@@ -274,7 +274,7 @@ class GrpcService:
         for name, (request_class, respond) in region_methods(self._server.regions).items():
             table[name] = ("shared-memory", unary(request_class, respond))
         paths = {_SERVICE + name: entry for name, entry in table.items()}
-        paths[_HEALTH + "Check"] = ("health", unary(health_pb2.HealthCheckRequest, control.health_check))
+        paths[_HEALTH + "Check"] = ("health", unary(health.HealthCheckRequest, control.health_check))
         watchers = HealthWatchers(self._server, context.loop)
         paths[_HEALTH + "Watch"] = ("health", lambda stream, head: WatchCall(stream, head, context, watchers))
         for version in VERSIONS:

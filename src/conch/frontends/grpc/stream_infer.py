@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from tritonclient.grpc import service_pb2
-
 from conch.core.errors import ConchError, internal
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import Buffer
@@ -25,6 +23,7 @@ from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import Status
 from conch.http2 import Http2ErrorCode, Http2Stream
+from conch.protocol import grpc_service
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.wire.grpc.control import read_version
@@ -91,7 +90,7 @@ class StreamInferCall(Call):
 
     def _infer(
         self,
-        parsed: service_pb2.ModelInferRequest,
+        parsed: grpc_service.ModelInferRequest,
         raw: Sequence[Buffer] | None,
         elements: Sequence[int | None] = (),
         size: int = 0,
@@ -202,7 +201,7 @@ class StreamInferCall(Call):
 
     def _infer_loaded(
         self,
-        parsed: service_pb2.ModelInferRequest,
+        parsed: grpc_service.ModelInferRequest,
         raw: Sequence[Buffer] | None,
         elements: Sequence[int | None],
         size: int,

@@ -173,12 +173,12 @@ def grpc_infer(message: Buffer) -> tuple[bytes, list[Buffer], list[int | None]]:
     """
     # These imports take as long as all others, and not every server uses gRPC.
     from google.protobuf.message import DecodeError
-    from tritonclient.grpc import service_pb2
 
+    from conch.protocol import grpc_service
     from conch.wire.grpc.infer import read_contents, sent_inputs
 
     try:
-        parsed = service_pb2.ModelInferRequest.FromString(bytes(message))
+        parsed = grpc_service.ModelInferRequest.FromString(bytes(message))
     except DecodeError:
         raise internal("Unable to parse request") from None  # Triton's message
     raw: list[Buffer] = list(parsed.raw_input_contents)

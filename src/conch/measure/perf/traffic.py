@@ -241,7 +241,7 @@ def _of_http(body: bytes, json_size: int) -> dict[str, bytes]:
 
 
 def _of_grpc(message: bytes) -> dict[str, bytes]:
-    from tritonclient.grpc import service_pb2
+    from conch.protocol import grpc_service
 
-    response = service_pb2.ModelInferResponse.FromString(message)
+    response = grpc_service.ModelInferResponse.FromString(message)
     return {output.name: data for output, data in zip(response.outputs, response.raw_output_contents, strict=False)}

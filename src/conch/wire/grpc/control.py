@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from google.protobuf import json_format
-from tritonclient.grpc import service_pb2
 
 from conch.core.errors import invalid, unsupported
 from conch.machine.logs import FORMATS, LogSettings
+from conch.protocol import grpc_service
 from conch.wire.control import (
     ADAPTER_PARAMETERS,
     NUMBERS,
@@ -27,7 +27,7 @@ from conch.wire.control import (
 )
 
 
-def read_trace_setting(request: service_pb2.TraceSettingRequest) -> dict[str, Any]:
+def read_trace_setting(request: grpc_service.TraceSettingRequest) -> dict[str, Any]:
     """Return the fields to change, None for cleared ones; raises INVALID_ARG or UNSUPPORTED."""
     settings = {name: list(setting.value) for name, setting in request.settings.items()}
     changes: dict[str, Any] = {}
@@ -44,8 +44,8 @@ def read_trace_setting(request: service_pb2.TraceSettingRequest) -> dict[str, An
     return changes
 
 
-def trace_setting(shown: Mapping[str, Any]) -> service_pb2.TraceSettingResponse:
-    response = service_pb2.TraceSettingResponse()
+def trace_setting(shown: Mapping[str, Any]) -> grpc_service.TraceSettingResponse:
+    response = grpc_service.TraceSettingResponse()
     for name, value in shown.items():
         response.settings[name].value.extend(value if isinstance(value, list) else [value])
     return response
@@ -75,16 +75,16 @@ def read_version(text: str) -> int:
 
 
 #: The fields of the gRPC message; the server's entries also have generation fields, which only JSON shows.
-_STATISTICS: Final = frozenset(service_pb2.ModelStatistics.DESCRIPTOR.fields_by_name)
+_STATISTICS: Final = frozenset(grpc_service.ModelStatistics.DESCRIPTOR.fields_by_name)
 
 
-def model_statistics(entry: Mapping[str, Any]) -> service_pb2.ModelStatistics:
+def model_statistics(entry: Mapping[str, Any]) -> grpc_service.ModelStatistics:
     shared = {name: value for name, value in entry.items() if name in _STATISTICS}
     # Constructors of protobuf 5 do not accept mappings as the values of a map.
-    return json_format.ParseDict(shared, service_pb2.ModelStatistics())
+    return json_format.ParseDict(shared, grpc_service.ModelStatistics())
 
 
-def read_load(request: service_pb2.RepositoryModelLoadRequest) -> LoadParameters:
+def read_load(request: grpc_service.RepositoryModelLoadRequest) -> LoadParameters:
     """Return the parameters of a load. Raises INVALID_ARG or UNSUPPORTED."""
     check_repository_name(request.repository_name)
     config: str | None = None
@@ -109,7 +109,7 @@ def read_load(request: service_pb2.RepositoryModelLoadRequest) -> LoadParameters
     return LoadParameters(config, files, **adapter)
 
 
-def read_unload(request: service_pb2.RepositoryModelUnloadRequest) -> tuple[bool, str]:
+def read_unload(request: grpc_service.RepositoryModelUnloadRequest) -> tuple[bool, str]:
     """Return whether to unload the steps of an ensemble too, and the LoRA adapter to unload instead of the model."""
     check_repository_name(request.repository_name)
     dependents, adapter = request.parameters.get("unload_dependents"), request.parameters.get("lora_name")
@@ -125,7 +125,7 @@ def check_repository_name(name: str) -> None:
         raise unsupported("'repository_name' specification is not supported")
 
 
-def read_log_settings(request: service_pb2.LogSettingsRequest) -> dict[str, bool | int | str]:
+def read_log_settings(request: grpc_service.LogSettingsRequest) -> dict[str, bool | int | str]:
     """Return the settings to change by name (``log_info``, ``log_verbose_level`` …)."""
     changes: dict[str, bool | int | str] = {}
     for key, setting in request.settings.items():
@@ -149,8 +149,8 @@ def read_log_settings(request: service_pb2.LogSettingsRequest) -> dict[str, bool
     return changes
 
 
-def log_settings(settings: LogSettings) -> service_pb2.LogSettingsResponse:
-    response = service_pb2.LogSettingsResponse()
+def log_settings(settings: LogSettings) -> grpc_service.LogSettingsResponse:
+    response = grpc_service.LogSettingsResponse()
     for name, value in settings.extension.items():
         if isinstance(value, bool):
             response.settings[name].bool_param = value

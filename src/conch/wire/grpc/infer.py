@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from tritonclient.grpc import service_pb2
-
 from conch.core.errors import clipped, invalid
 from conch.core.inference import (
     SEQUENCE_END,
@@ -25,6 +23,7 @@ from conch.core.inference import (
     ParameterValue,
 )
 from conch.core.tensors import CONFIG_NAME, ELEMENT_SIZE, NATIVE_FORMAT, Buffer, WireTensor, pack_bytes
+from conch.protocol import grpc_service
 from conch.wire.classification import classify
 from conch.wire.grpc.fields import varint
 from conch.wire.regions import NO_REGIONS, OFFSET, REGION, SIZE, Regions
@@ -57,7 +56,7 @@ _CARRIES: Final = {
 }
 
 
-def read_contents(contents: service_pb2.InferTensorContents, name: str, datatype: str, model: str) -> bytes:
+def read_contents(contents: grpc_service.InferTensorContents, name: str, datatype: str, model: str) -> bytes:
     """Return the bytes of an input; integers too large for the datatype lose their upper bits.
 
     Raises INVALID_ARG for values in another field than the datatype's.
@@ -83,7 +82,7 @@ def read_contents(contents: service_pb2.InferTensorContents, name: str, datatype
     return array(NATIVE_FORMAT[datatype], values).tobytes()
 
 
-Parameters = Mapping[str, service_pb2.InferParameter]
+Parameters = Mapping[str, grpc_service.InferParameter]
 
 #: Requests a message for the empty final response of a decoupled model; on a stream only.
 EMPTY_FINAL: Final = "triton_enable_empty_final_response"
@@ -146,15 +145,15 @@ def _expect(kind: str | None, kinds: tuple[str, ...], key: str, words: str) -> N
         raise invalid(f"invalid value type for '{key}' parameter, expected {words}.")
 
 
-def response_parameter(value: ParameterValue) -> service_pb2.InferParameter:
+def response_parameter(value: ParameterValue) -> grpc_service.InferParameter:
     """Return the message of a response parameter."""
     if isinstance(value, bool):
-        return service_pb2.InferParameter(bool_param=value)
+        return grpc_service.InferParameter(bool_param=value)
     if isinstance(value, int):
-        return service_pb2.InferParameter(int64_param=value)
+        return grpc_service.InferParameter(int64_param=value)
     if isinstance(value, float):
-        return service_pb2.InferParameter(double_param=value)
-    return service_pb2.InferParameter(string_param=value)
+        return grpc_service.InferParameter(double_param=value)
+    return grpc_service.InferParameter(string_param=value)
 
 
 def read_classification(parameters: Parameters) -> int:
@@ -195,7 +194,7 @@ def read_part(parameters: Parameters, tensor: str) -> tuple[str, int, int] | Non
     return region.string_param, start % 2**64, size.int64_param % 2**64
 
 
-def _expect_memory(parameter: service_pb2.InferParameter, name: str, kind: str, tensor: str) -> None:
+def _expect_memory(parameter: grpc_service.InferParameter, name: str, kind: str, tensor: str) -> None:
     if parameter.WhichOneof("parameter_choice") != kind:
         raise invalid(f"invalid value type for '{name}' parameter for tensor '{tensor}', expected {kind}.")
 
@@ -222,7 +221,7 @@ class GrpcOutputPlan:
 
 
 def decode_infer(
-    message: service_pb2.ModelInferRequest,
+    message: grpc_service.ModelInferRequest,
     signature: ModelSignature,
     on_response: Callable[[InferResponse], None],
     raw: Sequence[Buffer] | None = None,
@@ -257,13 +256,13 @@ def decode_infer(
     return request, plan
 
 
-def sent_inputs(message: service_pb2.ModelInferRequest) -> list[service_pb2.ModelInferRequest.InferInputTensor]:
+def sent_inputs(message: grpc_service.ModelInferRequest) -> list[grpc_service.ModelInferRequest.InferInputTensor]:
     """Return the inputs whose data is in the message; the others are in shared memory."""
     return [tensor for tensor in message.inputs[:] if not tensor.parameters or REGION not in tensor.parameters]
 
 
 def _read_inputs(
-    message: service_pb2.ModelInferRequest, contents: Sequence[Buffer], request: InferRequest, regions: Regions
+    message: grpc_service.ModelInferRequest, contents: Sequence[Buffer], request: InferRequest, regions: Regions
 ) -> None:
     # Slices of repeated fields are lists; iterating over them is several times as fast.
     inputs = request.inputs
@@ -303,7 +302,7 @@ def _read_inputs(
 
 
 def _read_output(
-    output: service_pb2.ModelInferRequest.InferRequestedOutputTensor,
+    output: grpc_service.ModelInferRequest.InferRequestedOutputTensor,
     request: InferRequest,
     plan: GrpcOutputPlan,
     regions: Regions,
@@ -357,9 +356,9 @@ def encode_stream_response(body: list[Buffer], final: bool) -> list[Buffer]:
 
 def encode_stream_error(error: str, request_id: str) -> list[Buffer]:
     """Encode a ``ModelStreamInferResponse`` for a request that was not executed."""
-    infer_response = service_pb2.ModelInferResponse(id=request_id)
+    infer_response = grpc_service.ModelInferResponse(id=request_id)
     return [
-        service_pb2.ModelStreamInferResponse(
+        grpc_service.ModelStreamInferResponse(
             error_message=_text(error), infer_response=infer_response
         ).SerializeToString()
     ]
@@ -367,19 +366,19 @@ def encode_stream_error(error: str, request_id: str) -> list[Buffer]:
 
 def encode_execution_error(error: str, request: InferRequest, plan: GrpcOutputPlan, final: bool) -> list[Buffer]:
     """Encode a ``ModelStreamInferResponse`` for an error of the model; more responses follow unless it is ``final``."""
-    message = service_pb2.ModelStreamInferResponse(error_message=_text(error))
+    message = grpc_service.ModelStreamInferResponse(error_message=_text(error))
     _fill(message.infer_response, request, plan, final)
     return [message.SerializeToString()]
 
 
 def encode_empty_final(request: InferRequest, plan: GrpcOutputPlan) -> list[Buffer]:
     """Encode a ``ModelStreamInferResponse`` without outputs that marks the end of its request."""
-    message = service_pb2.ModelStreamInferResponse()
+    message = grpc_service.ModelStreamInferResponse()
     _fill(message.infer_response, request, plan, True)
     return [message.SerializeToString()]
 
 
-def _fill(response: service_pb2.ModelInferResponse, request: InferRequest, plan: GrpcOutputPlan, final: bool) -> None:
+def _fill(response: grpc_service.ModelInferResponse, request: InferRequest, plan: GrpcOutputPlan, final: bool) -> None:
     response.id = request.id
     response.model_name = request.model_name
     response.model_version = plan.version
@@ -391,7 +390,7 @@ def _text(text: str) -> str:
     return clipped(text).encode("utf-8", "replace").decode()
 
 
-def _encode(response: service_pb2.ModelInferResponse) -> bytes:
+def _encode(response: grpc_service.ModelInferResponse) -> bytes:
     """Encode a part of a response; concatenated parts are the encoding of their merged fields."""
     encoded: bytes = response.SerializeToString()
     return encoded
@@ -399,18 +398,18 @@ def _encode(response: service_pb2.ModelInferResponse) -> bytes:
 
 @lru_cache(1024)
 def _model(name: str, version: int) -> bytes:
-    return _encode(service_pb2.ModelInferResponse(model_name=name, model_version=str(version)))
+    return _encode(grpc_service.ModelInferResponse(model_name=name, model_version=str(version)))
 
 
 @lru_cache(4096)
 def _output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    response = service_pb2.ModelInferResponse()
+    response = grpc_service.ModelInferResponse()
     response.outputs.add(name=name, datatype=datatype, shape=shape)
     return _encode(response)
 
 
 def _parameter(key: str, value: ParameterValue) -> bytes:
-    response = service_pb2.ModelInferResponse()
+    response = grpc_service.ModelInferResponse()
     response.parameters[key].CopyFrom(response_parameter(value))
     return _encode(response)
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tritonclient.grpc import service_pb2
-
 from conch.core.errors import Code, ConchError, internal, invalid
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ParameterValue
 from conch.core.tensors import ELEMENT_SIZE, Buffer, WireTensor, plain
+from conch.protocol import grpc_service
 from conch.wire.grpc.fields import varint
 from conch.wire.grpc.infer import EMPTY_FINAL, FINAL_RESPONSE, read_contents, response_parameter
 
@@ -64,7 +63,7 @@ def encode_request(request: InferRequest, model: str, version: int, *, streamed:
 
     ``streamed`` requests a message for the empty final response, which only a stream can carry.
     """
-    message = service_pb2.ModelInferRequest(
+    message = grpc_service.ModelInferRequest(
         model_name=model, model_version="" if version < 0 else str(version), id=request.id
     )
     _write_parameters(message.parameters, request)
@@ -81,10 +80,10 @@ def encode_request(request: InferRequest, model: str, version: int, *, streamed:
 
 
 #: The tag of ``raw_input_contents``, a field of bytes.
-_RAW_INPUT: Final = bytes([service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | 2])
+_RAW_INPUT: Final = bytes([grpc_service.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | 2])
 
 
-def decode_response(message: service_pb2.ModelInferResponse) -> InferResponse:
+def decode_response(message: grpc_service.ModelInferResponse) -> InferResponse:
     """Decode a response; it is ``final`` unless the message has another value.
 
     Raises INTERNAL for a message with inconsistent tensors.

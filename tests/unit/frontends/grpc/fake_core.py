@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tritonclient.grpc import model_config_pb2
-
+from conch.config.schema import ModelConfig
 from conch.core.errors import ConchError, cancelled, invalid, not_found
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.core.tensors import WireTensor
@@ -41,7 +40,7 @@ class FakeModel:
             {"OUTPUT0": TensorSpec("OUTPUT0", datatype, dims)},
             decoupled,
         )
-        self.shown_config = model_config_pb2.ModelConfig(name=name, backend="fake", max_batch_size=max_batch_size)
+        self.shown_config = ModelConfig(name=name, backend="fake", max_batch_size=max_batch_size)
         self.shown_config.model_transaction_policy.decoupled = decoupled
         self.received: list[InferRequest] = []
         self.cancelled: list[InferRequest] = []

@@ -54,7 +54,8 @@ def test_metadata_of_the_server_and_of_a_model(client):
 
 
 def test_configuration_is_the_models(frontend, client):
-    assert client.get_model_config("count_down").config == frontend.server.models["count_down"].shown_config
+    config = client.get_model_config("count_down").config
+    assert config.SerializeToString() == frontend.server.models["count_down"].shown_config.SerializeToString()
 
 
 def test_statistics_carry_every_figure(client, stub):

@@ -176,9 +176,9 @@ def stream_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm)
 
 def _encode(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> tuple[bytes, int]:
     """Return the message, and the offset of the sequence fields in the prefixed message (-1: none)."""
-    from tritonclient.grpc import service_pb2
+    from conch.protocol import grpc_service
 
-    message = service_pb2.ModelInferRequest(model_name=model.name, model_version=model.version)
+    message = grpc_service.ModelInferRequest(model_name=model.name, model_version=model.version)
     _set(message.parameters, form.parameters)
     for tensor in tensors_of(model, batch):
         entry = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)

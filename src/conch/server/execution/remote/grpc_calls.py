@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
-from tritonclient.grpc import service_pb2
 
 from conch.client.grpc import END_SECONDS, STREAM_METADATA, call_error, channel_credentials
 from conch.client.transport import ConnectionFailedError, LostError
@@ -16,6 +15,7 @@ from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
+from conch.protocol import grpc_service
 from conch.server.execution.remote.http_calls import RemoteModel
 from conch.wire.grpc.outgoing import ANY_SIZE, SERVICE_PATH, decode_response, encode_request
 
@@ -72,16 +72,16 @@ class RemoteGrpc:
         return grpc.aio.secure_channel(url.address, channel_credentials(model.tls), options)
 
     async def check(self) -> None:
-        request = service_pb2.ModelReadyRequest(name=self._model.name, version=self._version)
-        response = service_pb2.ModelReadyResponse.FromString(await self._call("ModelReady", request))
+        request = grpc_service.ModelReadyRequest(name=self._model.name, version=self._version)
+        response = grpc_service.ModelReadyResponse.FromString(await self._call("ModelReady", request))
         if not response.ready:
-            metadata = service_pb2.ModelMetadataRequest(name=self._model.name, version=self._version)
+            metadata = grpc_service.ModelMetadataRequest(name=self._model.name, version=self._version)
             await self._call("ModelMetadata", metadata)  # raises if the model does not exist
             raise unavailable(f"model '{self._model.name}' is not ready there")
 
     async def config(self) -> ModelConfig:
-        request = service_pb2.ModelConfigRequest(name=self._model.name, version=self._version)
-        return service_pb2.ModelConfigResponse.FromString(await self._call("ModelConfig", request)).config
+        request = grpc_service.ModelConfigRequest(name=self._model.name, version=self._version)
+        return grpc_service.ModelConfigResponse.FromString(await self._call("ModelConfig", request)).config
 
     async def infer(
         self, request: InferRequest, seconds: float | None, deliver: Callable[[InferResponse], None]
@@ -123,7 +123,7 @@ class RemoteGrpc:
         is_complete = False
         try:
             async for data in call:
-                streamed = service_pb2.ModelStreamInferResponse.FromString(data)
+                streamed = grpc_service.ModelStreamInferResponse.FromString(data)
                 if streamed.error_message:
                     is_complete = True
                     raise ConchError(streamed.error_message, Code.UNKNOWN)  # streams have no error codes in Triton
@@ -210,7 +210,7 @@ async def _end_of(call: Any) -> None:
 
 def _decoded(data: bytes) -> InferResponse:
     try:
-        response = decode_response(service_pb2.ModelInferResponse.FromString(data))
+        response = decode_response(grpc_service.ModelInferResponse.FromString(data))
     except ConchError:
         raise
     except Exception as error:  # protobuf's error for bytes that are not a message

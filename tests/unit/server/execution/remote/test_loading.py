@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from conch.config.complete import complete
 from conch.config.pbtxt import parse
@@ -42,7 +42,8 @@ class ConfigServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         await context.abort(grpc.StatusCode.NOT_FOUND, f"no {request.name}")
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
-        return service_pb2.ModelConfigResponse(config=self.config)
+        config = model_config_pb2.ModelConfig.FromString(self.config.SerializeToString())
+        return service_pb2.ModelConfigResponse(config=config)
 
 
 @asynccontextmanager

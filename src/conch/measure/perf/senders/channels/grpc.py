@@ -17,13 +17,13 @@ from urllib.parse import unquote
 
 import hpack
 from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2
 
 from conch.http2 import Field, HeaderDecoder, frames
 from conch.measure.perf.requests.encoding import ID_SIZE
 from conch.measure.perf.senders.calls import Judge, TimedCall
 from conch.measure.perf.senders.channels.connecting import Address, Connecting
 from conch.measure.perf.senders.records import Outcome
+from conch.protocol import grpc_service
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,7 +475,7 @@ class StreamChannel(GrpcChannel):
         if not stream.in_flight:
             return
         call = stream.call
-        response = service_pb2.ModelStreamInferResponse.FromString(message)
+        response = grpc_service.ModelStreamInferResponse.FromString(message)
         inference = response.infer_response
         if inference.id and inference.id != stream.id:
             return

@@ -1,0 +1,1 @@
+"""The messages of the inference protocol over gRPC, of model configurations and of gRPC's own services."""

@@ -1,0 +1,14 @@
+"""The messages of gRPC's health service, declared in ``health.proto``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from conch.protocol.proto_files import load, members
+
+DESCRIPTOR: Final = load("health.proto")
+globals().update(members(DESCRIPTOR))
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
