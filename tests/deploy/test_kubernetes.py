@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import stat
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import kubernetes_validate
 import pytest
@@ -15,9 +17,10 @@ import yaml
 from conch import __version__
 from conch.cli import main
 from tests.conformance.raw import Request, get, send
-from tests.deploy.clouds import repository
+from tests.deploy.clouds import MODEL, PREPROCESSING, repository
 from tests.deploy.processes import ContainerProcess
 from tests.deploy.registry import ROOT, run_helm
+from tests.models import write
 
 #: Kinds of Kubernetes itself; the schemas of others come with their operators.
 OWN = {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "Secret", "Ingress", "ConfigMap"}
@@ -154,6 +157,24 @@ def test_the_network_is_open_as_far_as_needed(models: Path, tmp_path: Path) -> N
     assert opened["Ingress"]["spec"]["rules"][0]["host"] == "a.example.com"
 
 
+def test_values_that_look_like_other_types_are_texts(models: Path, tmp_path: Path) -> None:
+    found = given(models, tmp_path / "out", "--image=123", "--host=1.5", "--location=1e3")
+    assert (container(found)["image"], container(found)["args"][0]) == ("123", "--model-repository=1e3")
+    assert found["Ingress"]["spec"]["rules"][0]["host"] == "1.5"
+
+
+@pytest.mark.parametrize("name", ["a\n- b: {", "- 'a\"", "$(id)", "`id`", "@{name}", "null", "a: #b"])
+def test_names_of_models_are_neither_yaml_nor_shell(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "models", name, PREPROCESSING, {"1/model.py": MODEL})
+    out = deploy(tmp_path / "models", tmp_path / "out", "--memory=1GiB")
+    expected = deploy(repository(tmp_path / "usual"), tmp_path / "other", "--memory=1GiB")
+    assert (out / "server.yaml").read_text() == (expected / "server.yaml").read_text()
+    (command,) = [line for line in (out / "README.md").read_text().splitlines() if "curl" in line]
+    word = command.split()[1]
+    assert shlex.split(word) == [word] and not set(word) & set("$`;&|")
+    assert unquote(word) == f"localhost:8000/v2/models/{name}"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -162,7 +183,14 @@ def test_the_network_is_open_as_far_as_needed(models: Path, tmp_path: Path) -> N
         (("--host=a b",), "--host must be the name of a host"),
         (("--memory=much",), "--memory must be a size, as 4GiB; got 'much'"),
         (("--api-key-file=/none",), "--api-key-file: /none cannot be read"),
-        (("--image=a b",), "--image and --location have no spaces"),
+        (("--image=a b",), "--image must be letters, digits and the signs"),
+        (("--image=@conch",), "--image must be letters, digits and the signs"),
+        (("--location=s3://bucket/a\n- --debug",), "--location must be letters, digits and the signs"),
+        (("--name=null",), "--name must be a name that YAML reads as a text; got 'null'"),
+        (("--claim=on",), "--claim must be a name that YAML reads as a text"),
+        (("--monitoring-namespace=a}\n  x: y",), "--monitoring-namespace must be lower-case letters"),
+        (("--monitoring-namespace=",), "--monitoring-namespace must be lower-case letters"),
+        (("--host=a.example.com", "--ingress-namespace=a: b"), "--ingress-namespace must be lower-case letters"),
     ],
 )
 def test_values_that_kubernetes_would_refuse_are_refused(

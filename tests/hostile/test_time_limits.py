@@ -28,6 +28,11 @@ _FLAGS: Final = ("--head-timeout-secs=1", "--body-timeout-secs=1", "--idle-timeo
 #: Far longer (s) than any of the limits, for machines that do other work too.
 _PATIENCE: Final = 30.0
 _HEAD: Final = b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+_FORM: Final = (
+    b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    b"Content-Type: multipart/form-data; boundary=b\r\n\r\n1000\r\n--b\r\n"
+    b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+)
 _LIVE: Final = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _GREETING: Final = frames.PREFACE + frames.settings({})
 
@@ -56,6 +61,7 @@ SLOW: Final[Mapping[str, Slow]] = {
                          b"--body-timeout-secs"),
     "endless extension": Slow(_HEAD.replace(b"Content-Length: 100", b"Transfer-Encoding: chunked") + b"5;", "body",
                               b"--body-timeout-secs", b"x" * 1000),
+    "dripping recording": Slow(_FORM, "body", b"--body-timeout-secs", b"x" * 1000),
     "idle": Slow(_LIVE, "idle", b"200"),
     "silent gRPC": Slow(b"", "head", grpc=True),
     "half a preface": Slow(frames.PREFACE[:10], "head", grpc=True),

@@ -42,7 +42,7 @@ class Input:
               type=click.Path(file_okay=False, path_type=Path), help="Repository with the model.")  # fmt: skip
 @click.option("--url", default="", help="Read the model's inputs from a running server, such as http://localhost:8000.")
 @click.option("-o", "--output", default=Path("query_body.bin"), show_default=True,
-              type=click.Path(dir_okay=False, path_type=Path))  # fmt: skip
+              type=click.Path(dir_okay=False, path_type=Path), help="File to write the body to.")  # fmt: skip
 def request_command(
     model: str, texts: tuple[str, ...], named: tuple[str, ...], repository: Path, url: str, output: Path
 ) -> None:

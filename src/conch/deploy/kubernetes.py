@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated, Final
+from urllib.parse import quote
 
 from conch import __version__
 from conch.core.errors import invalid
@@ -32,6 +33,11 @@ Number = Annotated[int, Range(0, 2**31 - 1)]
 MOUNT: Final = "/models"
 #: Names of Kubernetes objects; suffixes such as -dashboard need room.
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,51}[a-z0-9])?")
+_REQUIRED_NAMES: Final = ("--name", "--ingress-namespace", "--monitoring-namespace")
+#: Names that YAML 1.1 reads as booleans or nulls.
+_YAML_WORDS: Final = ("true", "false", "yes", "no", "on", "off", "y", "n", "null")
+#: Images and URLs: no character that YAML or a shell reads in its own way.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9./:@_~%+=-]*[A-Za-z0-9/_]")
 _HOST: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _MIB: Final = 1 << 20
 #: Memory is requested in steps of this size (bytes).
@@ -112,15 +118,25 @@ def write(planned: KubernetesPlan, output: Path) -> None:
 
 
 def _check(options: KubernetesOptions) -> None:
-    for flag, value in {"--name": options.name, "--claim": options.claim, "--gateway": options.gateway}.items():
-        if value and not _NAME.fullmatch(value):
+    names = {
+        "--name": options.name,
+        "--claim": options.claim,
+        "--gateway": options.gateway,
+        "--ingress-namespace": options.ingress_namespace,
+        "--monitoring-namespace": options.monitoring_namespace,
+    }
+    for flag, value in names.items():
+        if value in _YAML_WORDS:
+            raise invalid(f"{flag} must be a name that YAML reads as a text; got '{value}'")
+        if (value or flag in _REQUIRED_NAMES) and not _NAME.fullmatch(value):
             raise invalid(f"{flag} must be lower-case letters, digits and dashes, at most 53 characters; got '{value}'")
     if options.host and not _HOST.fullmatch(options.host):
         raise invalid(f"--host must be the name of a host, as models.example.com; got '{options.host}'")
     if options.gateway and not options.host:
         raise invalid("--gateway needs --host")
-    if re.search(r"[\s\"']", options.image + options.location):
-        raise invalid("--image and --location have no spaces or quotes")
+    for flag, value in {"--image": options.image, "--location": options.location}.items():
+        if value and not _PLAIN.fullmatch(value):
+            raise invalid(f"{flag} must be letters, digits and the signs . / : @ _ ~ % + = - only; got {value!r}")
 
 
 def _keys(path: str) -> list[str]:
@@ -267,6 +283,7 @@ def _readme(
         image=image,
         packages=packages,
         models=models,
-        model=requirements.models[0],
+        # Encoded, a name is one word of the shell and of the URL.
+        model=quote(requirements.models[0], safe=""),
         authorization=f" -H \"Authorization: Bearer $(sed -n 's/^ *{keys[0].partition('=')[0]}=//p' secret.yaml)\"",
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 import click
@@ -308,3 +310,22 @@ def test_deprecated_flags_work_and_are_reported(started: list[Settings], capsys:
         "Warning: '--trace-rate' has been deprecated and will be removed in future releases. Please use "
         "'--trace-config rate=<rate value> instead.",
     ]
+
+
+def commands(context: click.Context, group: click.Group) -> Iterator[click.Context]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        inner = click.Context(command, context, name)
+        yield from commands(inner, command) if isinstance(command, click.Group) else [inner]
+
+
+def test_help_describes_every_option_and_names_no_types_of_click() -> None:
+    seen = list(commands(click.Context(conch, info_name="conch"), conch))
+    assert {context.command_path for context in seen} >= {"conch serve", "conch demo", "conch analyze profile"}
+    for context in seen:
+        text = context.command.get_help(context)
+        assert not re.search(r"\b(INTEGER|FLOAT|RANGE)\b", text), context.command_path
+        for option in context.command.params:
+            if isinstance(option, click.Option) and option.name != "help_all":
+                assert option.help or option.hidden, (context.command_path, option.opts)

@@ -219,12 +219,16 @@ SILENCE_SECONDS: Final = 5
 @click.option(
     "--http-port",
     type=click.IntRange(1, 65535),
+    metavar="N",
     default=8000,
     show_default=True,
     help="HTTP port, also of the console.",
 )
-@click.option("--grpc-port", type=click.IntRange(1, 65535), default=8001, show_default=True, help="gRPC port.")
-@click.option("--metrics-port", type=click.IntRange(1, 65535), default=8002, show_default=True, help="Metrics port.")
+@click.option(
+    "--grpc-port", type=click.IntRange(1, 65535), metavar="N", default=8001, show_default=True, help="gRPC port."
+)
+@click.option("--metrics-port", type=click.IntRange(1, 65535), metavar="N", default=8002, show_default=True,
+              help="Metrics port.")  # fmt: skip
 def demo_command(chat: bool, once: bool, directory: Path, http_port: int, grpc_port: int, metrics_port: int) -> None:
     """Serve a sentence encoder and a chat model, and send them requests."""
     console = terminal.console()

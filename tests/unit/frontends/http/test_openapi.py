@@ -16,13 +16,14 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from conch.frontends.api_keys import ApiKeys
 from conch.frontends.budget import ByteBudget
 from conch.frontends.http.console.routes import Console
+from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.openapi.document import described, openapi_document, paths
 from conch.frontends.http.openapi.operations import OPERATIONS
 from conch.frontends.http.openapi.schemas import SCHEMAS
 from conch.frontends.http.routes import Router
 from conch.frontends.loop_budget import YieldingLister
 from conch.frontends.offloading.offloader import Offloader
-from conch.options.triton_values import Restriction
+from conch.options.triton_values import RESTRICTABLE, Restriction
 from conch.wire import endpoints as generation
 from conch.wire.openai import sampling
 from conch.wire.openai.reading import ApiError, Fields
@@ -206,6 +207,24 @@ def test_document_needs_a_key_and_the_page_that_shows_it_does_not(site: Site, tm
     site.connection.written = b""
     site.open("/docs")
     assert site.connection.written.startswith(b"HTTP/1.1 200")
+
+
+def test_every_route_but_public_pages_belongs_to_an_api_that_can_be_restricted() -> None:
+    site = Site(offloader(), http_restricted_api=(Restriction(RESTRICTABLE, "admin", "x"),))
+    site.router = router_of(site)
+    public = {endpoint.pattern for endpoint in site.router.endpoints if endpoint.api not in RESTRICTABLE}
+    assert public == {"/console", r"/console/(?P<file>[a-z0-9A-Z_./-]*)", "/docs"}
+    routes = [(endpoint, method) for endpoint in site.router.endpoints for method in endpoint.handlers]
+    for endpoint, method in routes:
+        for path in paths(endpoint.pattern):
+            example = re.sub(r"\{version\}", "1", re.sub(r"\{(?!version)\w+\}", "x", path)).encode()
+            statuses = []
+            for headers in ({}, {b"admin": b"y"}, {b"admin": b"x"}):
+                exchange = HttpExchange(site.connection, method, example, headers, True)  # type: ignore[arg-type]
+                site.router.open(exchange)
+                statuses.append(exchange.refusal and exchange.refusal[1])
+            refused = None if endpoint.pattern in public else endpoint.dialect.denied
+            assert statuses == [refused, refused, None], (method, path)
 
 
 def test_document_is_restricted_as_metadata() -> None:
