@@ -9,7 +9,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, Final
 
@@ -46,11 +46,19 @@ def describe_error(error: BaseException) -> str:
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 1] + "…"
 
 
-def load_pretrained(checkpoint: Checkpoint, head: str, *, attention: str, outputs: Sequence[str]) -> Any:
+def load_pretrained(
+    checkpoint: Checkpoint,
+    head: str,
+    *,
+    attention: str,
+    outputs: Sequence[str],
+    part: Callable[[Any], Any] = lambda module: module,
+    example: Mapping[str, Any] | None = None,
+) -> Any:
     """Load the checkpoint as transformers' class ``head``, in fp32 on the CPU, with an implementation of attention.
 
-    Raises INVALID_ARG, caused by the library's error, if it cannot be loaded or lacks weights on which ``outputs``
-    depend.
+    Returns the ``part`` of the network that gives ``outputs``, for ``example`` or else for token ids. Raises
+    INVALID_ARG, caused by the library's error, if it cannot be loaded or lacks weights on which the outputs depend.
     """
     import torch
     import transformers
@@ -69,11 +77,12 @@ def load_pretrained(checkpoint: Checkpoint, head: str, *, attention: str, output
     except Exception as error:  # transformers does not wrap the exceptions of its weight readers
         raise invalid(f"'{checkpoint.source}' cannot be loaded as {head}: {describe_error(error)}") from error
     module.eval()
+    used = part(module)
 
     def compute() -> dict[str, Any]:
         with silence_libraries(), torch.inference_mode():
-            result = module(input_ids=example_ids(module.config))
+            result = used(**(example or {"input_ids": example_ids(module.config)}))
             return {name: result[name] for name in outputs}
 
     require_tensors(module, report, compute, checkpoint.source)
-    return module
+    return used

@@ -57,7 +57,7 @@ class ConversionOptions:
         flags=("--seq-len",), metavar="N…",
     )
     data: File | None = option(
-        None, _MEASURING, "Texts or recordings to compare on: .txt .jsonl .csv (default: built in)."
+        None, _MEASURING, "Texts, recordings or images to compare on: .txt .jsonl .csv (default: built in)."
     )
     threads: Annotated[int, Range(0)] = option(0, _MEASURING, "Cores to use (default: all).")
     seconds: Annotated[float, Range(0)] = option(40.0, _MEASURING, "Time for all measurements, in seconds.")

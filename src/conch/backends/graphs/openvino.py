@@ -155,8 +155,9 @@ def reason(error: Exception) -> str:
 
 
 def _tensor(port: Any) -> GraphTensor:
-    # A port may have several names: those of the source graph, and numbers assigned by the conversion.
-    names = sorted(port.get_names(), key=lambda name: (name.isdecimal(), name))
+    # A port may have several names: those of the source graph, numbers assigned by the conversion, and the paths of
+    # operations that it removed.
+    names = sorted(port.get_names(), key=lambda name: (name.isdecimal(), "/" in name, name))
     datatype = port.element_type.get_type_name()
     shape = port.get_partial_shape()
     dims = [dim.get_length() if dim.is_static else -1 for dim in shape] if shape.rank.is_static else []

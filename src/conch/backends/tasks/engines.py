@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -397,6 +397,26 @@ class GgufEngine(NetworkEngine):
         return {self.outputs[0]: vectors}
 
 
+#: The input for images, and the folder beside a graph for texts that has the graph for images, with the same name.
+PIXELS: Final = "pixel_values"
+IMAGE_FOLDER: Final = "images"
+
+
+class TextImageEngine(NetworkEngine):
+    """A network with a graph for texts and one for images; name, precision and outputs are those of the first."""
+
+    def __init__(self, texts: GraphEngine, images: GraphEngine) -> None:
+        self.name, self.device, self.precision = texts.name, texts.device, texts.precision
+        self.inputs, self.outputs = texts.inputs | images.inputs, texts.outputs
+        self._texts, self._images = texts, images
+
+    def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
+        return self._texts.padded_shape(rows, length)
+
+    def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
+        return (self._images if PIXELS in arrays else self._texts).run(arrays, names)
+
+
 #: The number of shapes whose engine is cached; selecting it again takes a few microseconds.
 _REMEMBERED: Final = 4096
 
@@ -451,11 +471,12 @@ def open_engine(
 ) -> NetworkEngine:
     """Open the engine for ``checkpoint`` on ``device`` (``cpu``, ``cuda``), for ``instances`` concurrent threads.
 
-    ``head`` is the class of transformers that loads the network; only torch, ``torch_class``, uses it, ``outputs``,
-    ``splade`` and ``methods``. The order of precedence is: the variant or engine in the options, the verdict of
-    ``conch convert`` (which may select between two variants by shape), the files in the folder. A verdict is measured
-    on a CPU, so on a GPU the checkpoint's own weights take precedence over it. Raises INVALID_ARG if the requested
-    variant or engine does not exist, UNSUPPORTED if a library is missing.
+    ``head`` is the class of transformers that loads the network; only torch, ``torch_class``, uses it, ``outputs`` and
+    ``splade``. With ``methods``, the network embeds texts and images, and has a graph for each. The order of precedence
+    is: the variant or engine in the options, the verdict of ``conch convert`` (which may select between two variants by
+    shape), the files in the folder. A verdict is measured on a CPU, so on a GPU the checkpoint's own weights take
+    precedence over it. Raises INVALID_ARG if the requested variant or engine does not exist, UNSUPPORTED if a library
+    is missing.
     If the second variant is UNSUPPORTED, the first runs alone and sets ``warning``.
     """
     name, precision, graph = choose(checkpoint, device)
@@ -482,12 +503,17 @@ def open_engine(
         raise unsupported("engine 'openvino' runs only on CPUs: set instance_group kind KIND_CPU, or another engine")
     elif graph.suffix == ".plan":
         raise unsupported(f"'{graph.name}' is a serialised TensorRT engine: choose a variant that is an ONNX file")
-    elif name == "openvino":
-        engine = OpenVinoEngine(graph, precision=precision, **cores)
     else:
-        engine = OnnxRuntimeEngine(
-            graph, precision=precision, device=device, device_id=device_id, tensorrt=name == "tensorrt", **cores
-        )
+        open_graph: Callable[[Path], GraphEngine] = partial(OpenVinoEngine, precision=precision, **cores)
+        if name != "openvino":
+            cores |= {"device": device, "device_id": device_id, "tensorrt": name == "tensorrt"}
+            open_graph = partial(OnnxRuntimeEngine, precision=precision, **cores)
+        engine = open_graph(graph)
+        if methods is not None:
+            images = graph.parent / IMAGE_FOLDER / graph.name
+            if not images.exists():
+                raise unsupported(f"'{graph.name}' reads no images: convert the checkpoint, or choose engine torch")
+            engine = TextImageEngine(engine, open_graph(images))
     variant, companion = checkpoint.variant, checkpoint.companion
     if variant is not None and (variant.engine, variant.precision) == (name, precision):
         engine.variant = variant.name

@@ -117,9 +117,7 @@ def _export(module: Any, network: ReferenceNetwork, file: Path, **settings: Any)
 
 def _axes(network: ReferenceNetwork, name: str) -> dict[int, str]:
     """Return the dynamic axes of an input or output."""
-    if name in network.outputs and not network.has_tokens(name):
-        return {0: "sequences"}
-    return {0: "sequences", 1: "tokens"}
+    return {0: "sequences", 1: "tokens"} if network.has_tokens(name) else {0: "sequences"}
 
 
 #: The share of the activations' range that SmoothQuant moves to the weights. For all-MiniLM-L6-v2 and sentences unlike
@@ -243,7 +241,9 @@ def parts(node: Any, ones: str, zeros: str) -> list[Any]:
 
 
 #: The optimizer's model type by ``model_type``; unknown types are tried as bert, and verified like all.
-FAMILIES: Final[dict[str, str]] = {"bart": "bart", "clip": "clip"}
+FAMILIES: Final[dict[str, str]] = {
+    "bart": "bart", "clip_text_model": "clip", "clip_vision_model": "clip"
+}  # fmt: skip
 
 
 def optimise(plain: Path, network: ReferenceNetwork, target: Path) -> str:

@@ -104,7 +104,7 @@ def with_modules(
             self.config = network.config
 
         def forward(self, return_dict: bool = True, **arrays: Any) -> dict[str, Any]:
-            features: Features = {MASK: arrays[MASK]}
+            features: Features = {name: arrays[name] for name in (MASK,) if name in arrays}
             if words is not None and words.splits:
                 features[SENTENCE] = words(arrays)
             else:

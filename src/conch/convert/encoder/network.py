@@ -6,8 +6,9 @@ It is the reference for all files made from it. ONNX graphs are verified against
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +16,10 @@ import numpy as np
 
 from conch.backends.base.arrays import Array
 from conch.backends.tasks.causal import CAUSAL_HEAD
-from conch.backends.tasks.engines import POOLED
+from conch.backends.tasks.engines import PIXELS, POOLED
 from conch.backends.tasks.retrieval.pipeline import head_of_module, output_of
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.modules import EmbeddingModel, Module
+from conch.checkpoints.modules import FEATURES, EmbeddingModel, Module
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import original_tokenizer
 from conch.convert.encoder.modules import contained, outputs_of, with_modules
@@ -79,9 +80,10 @@ class ReferenceNetwork:
     def model_type(self) -> str:
         return str(self.module.config.model_type)
 
-    def has_tokens(self, output: str) -> bool:
-        """Whether an output has a token axis in addition to the sequence axis."""
-        return output != POOLED and self.head not in ("AutoModelForSequenceClassification", CAUSAL_HEAD)
+    def has_tokens(self, name: str) -> bool:
+        """Whether an input or output has a token axis in addition to the sequence axis."""
+        by_text = name in (POOLED, FEATURES) or self.head in ("AutoModelForSequenceClassification", CAUSAL_HEAD)
+        return name in self.inputs or not by_text
 
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs by name."""
@@ -117,6 +119,20 @@ class ReferenceNetwork:
             yield arrays, self.run(arrays)
 
 
+@dataclass(frozen=True)
+class ImageNetwork(ReferenceNetwork):
+    """A network for images, whose pixels have the ``shape`` ``[channels, height, width]``; sequences are images."""
+
+    shape: tuple[int, ...] = ()
+
+    def has_tokens(self, name: str) -> bool:
+        return False
+
+    def example(self, sequences: int, tokens: int, seed: int = 0) -> dict[str, Array]:
+        """Return random pixels."""
+        return {PIXELS: np.random.default_rng(seed).standard_normal((sequences, *self.shape), np.float32)}
+
+
 def load(checkpoint: Checkpoint) -> ReferenceNetwork:
     """Load the checkpoint's network with the eager attention that exporters and optimizers recognize."""
     head = head_of(checkpoint)
@@ -126,25 +142,61 @@ def load(checkpoint: Checkpoint) -> ReferenceNetwork:
     module.config.use_cache = False
     max_tokens = min(checkpoint.max_length, MAX_TEST_TOKENS)
     encoder = open_encoder(checkpoint, original_tokenizer(checkpoint))
-    return ReferenceNetwork(module, head, inputs_of(module, types=encoder.types), outputs, max_tokens)
+    inputs = inputs_of(module.forward, module.config, types=encoder.types)
+    return ReferenceNetwork(module, head, inputs, outputs, max_tokens)
 
 
-def load_embedding(checkpoint: Checkpoint, model: EmbeddingModel, first: Module, *, whole: bool) -> ReferenceNetwork:
+def load_embedding(
+    checkpoint: Checkpoint, model: EmbeddingModel, first: Module, *, whole: bool, pixels: Array | None = None
+) -> ReferenceNetwork:
     """Load the network of the Transformer module ``first``, with all modules after it if ``whole``.
 
-    Otherwise, its outputs are those that the modules read.
+    Otherwise, its outputs are those that the modules read. Of a network for texts and images, load the part for images
+    if there are ``pixels`` of an image, FP32 ``[1, channels, height, width]``, else the part for texts.
     """
     part = checkpoint.part(first.path)
     head = head_of_module(part, first)
     output = output_of(first)
-    module = load_pretrained(part, head, attention="eager", outputs=(output,))
-    inputs = inputs_of(module, types=open_encoder(part, original_tokenizer(part)).types)
+    settings: dict[str, Any] = {}
+    reads_text, reads_image = first.methods or ("forward", "")
+    if first.methods is not None:
+        own = (reads_text, "text_config") if pixels is None else (reads_image, "vision_config")
+        settings["part"] = partial(features_of, *own)
+    if pixels is not None:
+        import torch
+
+        settings["example"] = {PIXELS: torch.from_numpy(pixels)}
+    module = load_pretrained(part, head, attention="eager", outputs=(output,), **settings)
+    if pixels is None:
+        reads = module.forward if first.methods is None else getattr(module.network, reads_text)
+        inputs = inputs_of(reads, module.config, types=open_encoder(part, original_tokenizer(part)).types)
     module.config.use_cache = False
     rest = contained(model, first)
     outputs: tuple[str, ...] = (output,)
     if whole and rest is not None:
         module, outputs = with_modules(module, checkpoint, part, model, first, rest), outputs_of(model, first)
+    if pixels is not None:
+        return ImageNetwork(module, head, (PIXELS,), outputs, 1, pixels.shape[1:])
     return ReferenceNetwork(module, head, inputs, outputs, min(part.max_length, MAX_TEST_TOKENS))
+
+
+def features_of(method: str, config: str, network: Any) -> Any:
+    """Return a ``torch.nn.Module`` of a ``method`` of ``network`` that embeds texts or images.
+
+    ``config`` is the name of its part of the configuration.
+    """
+    import torch
+
+    class FeatureNetwork(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+            self.config = getattr(network.config, config)
+
+        def forward(self, return_dict: bool = True, **arrays: Any) -> dict[str, Any]:
+            return {FEATURES: getattr(self.network, method)(**arrays)[FEATURES]}
+
+    return FeatureNetwork().eval()
 
 
 def load_ranking(checkpoint: Checkpoint, ids: Sequence[int]) -> ReferenceNetwork:
@@ -184,14 +236,14 @@ def _after_last_token(network: Any, ids: Sequence[int]) -> Any:
     return LastLogits().eval()
 
 
-def inputs_of(module: Any, *, types: bool) -> tuple[str, ...]:
-    """Return the tokenizer's arrays that the network takes; ``types`` means that it returns token types."""
-    parameters = inspect.signature(module.forward).parameters
+def inputs_of(reads: Callable[..., Any], config: Any, *, types: bool) -> tuple[str, ...]:
+    """Return the tokenizer's arrays that ``reads``, a method of a network, takes; ``types``: it returns token types."""
+    parameters = inspect.signature(reads).parameters
     if "input_ids" not in parameters:
-        raise internal(f"{type(module).__name__} does not take input_ids")
+        raise internal(f"{reads.__qualname__} does not take input_ids")
     names = [name for name in ("input_ids", "attention_mask") if name in parameters]
     # With one segment type (roberta) or none (deberta-v2) it is not an input, although the argument exists.
-    if types and "token_type_ids" in parameters and getattr(module.config, "type_vocab_size", 2) > 1:
+    if types and "token_type_ids" in parameters and getattr(config, "type_vocab_size", 2) > 1:
         names.append("token_type_ids")
     return tuple(names)
 

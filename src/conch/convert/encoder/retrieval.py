@@ -8,22 +8,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from conch.backends.base.arrays import Array, Request, Result
+from conch.backends.tasks import media
 from conch.backends.tasks.encoders.encoder_task import PAIR, TEXT, EncodedRequest, EncoderNetwork, PaddedBatch
 from conch.backends.tasks.encoders.ranking import Rerank
+from conch.backends.tasks.engines import IMAGE_FOLDER, PIXELS
 from conch.backends.tasks.huggingface_backend import EngineOpener, make_task
 from conch.backends.tasks.retrieval.embedding import TASK, Embedding
+from conch.backends.tasks.retrieval.images import IMAGE, ImageTokens
 from conch.backends.tasks.retrieval.pipeline import NetworkPipeline, PromptTokens, TextRequest
 from conch.backends.tasks.task import ExecutionWork, Task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Contrasts
-from conch.checkpoints.modules import DENSE, NETWORKS, EmbeddingModel, Module, predicts_tokens
+from conch.checkpoints.modules import DENSE, NETWORKS, EmbeddingModel, Module, joined, predicts_tokens
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.convert import evidence, sentences
 from conch.convert.conversion import Progress
@@ -35,6 +39,7 @@ from conch.convert.encoder.conversion import EncoderConversion
 from conch.convert.encoder.evaluate import EncoderOutputs, calibration_arrays, divided, ids_of_shape
 from conch.convert.encoder.modules import contained
 from conch.convert.encoder.network import load_embedding, load_ranking
+from conch.convert.encoder.pictures import image_search
 from conch.convert.encoder.variants import VariantBuilder
 from conch.convert.footprint import Opening
 from conch.convert.layout import checkpoint_files
@@ -67,22 +72,27 @@ def network_of(task: Task) -> EncoderNetwork:
     return task
 
 
-def compute(network: EncoderNetwork, ids: Array, budget: int) -> None:
-    """Run a network on ``[sequences, tokens]`` in runs of at most ``budget`` tokens, and what follows it."""
-    for part in divided({"input_ids": ids}, budget):
-        sequences = [Tokens(row) for row in part["input_ids"]]
+def compute(network: EncoderNetwork, ids: Array, budget: int, images: Sequence[Tokens] = ()) -> None:
+    """Run a network on ``[sequences, tokens]`` in runs of at most ``budget`` tokens, on images, and what follows it."""
+    groups = [[Tokens(row) for row in part["input_ids"]] for part in divided({"input_ids": ids}, budget)]
+    groups += [[images[index] for index in run] for run in network.divide(images)]
+    for sequences in groups:
         request = TextRequest(Request({}, frozenset()), sequences, 0, PromptTokens())
         request.task = None
-        batch = PaddedBatch(sequences, [request] * len(sequences), network.encoder.pad_id)
+        requests = [request] * len(sequences)
+        of_images = isinstance(sequences[0], ImageTokens)
+        batch = (
+            network.pad(sequences, requests) if of_images else PaddedBatch(sequences, requests, network.encoder.pad_id)
+        )
         arrays = batch.arrays(network.engine.inputs, types=network.encoder.types)
         outputs = network.compute(arrays, batch, ExecutionWork())
         list(network.extract(outputs, batch))
 
 
-def open_and_compute(checkpoint: Checkpoint, ids: Array, budget: int) -> Task:
+def open_and_compute(checkpoint: Checkpoint, ids: Array, budget: int, images: Sequence[Tokens]) -> Task:
     """Return the task of a variant after its first runs."""
     task = open_task(checkpoint)
-    compute(network_of(task), ids, budget)
+    compute(network_of(task), ids, budget, images)
     return task
 
 
@@ -130,15 +140,21 @@ class TaskConversion(EncoderConversion[AnyTask]):
         return [self.outputs(network, result) for result in results if isinstance(result, Result)]
 
     def runs(self, networks: Mapping[str, AnyTask], shape: Shape) -> dict[str, Run]:
-        """Return one run of each network on the same tokens, with what follows it."""
-        ids = self._ids(shape)
+        """Return one run of each network on the same tokens and as many images, with what follows it."""
+        ids, images = self._ids(shape), self.images(shape.batch)
         return {
-            name: timed(partial(compute, network_of(task), ids, self.run_tokens)) for name, task in networks.items()
+            name: timed(partial(compute, network_of(task), ids, self.run_tokens, images))
+            for name, task in networks.items()
         }
+
+    def images(self, count: int) -> list[Tokens]:
+        """Return ``count`` images of a model that embeds texts and images; none of other models."""
+        return []
 
     def opening(self, variant: BuiltVariant) -> Opening:
         largest = max(self.shapes, key=lambda shape: shape.batch * shape.tokens)
-        return partial(open_and_compute, self._opened(variant), self._ids(largest), self.run_tokens)
+        images = self.images(largest.batch)
+        return partial(open_and_compute, self._opened(variant), self._ids(largest), self.run_tokens, images)
 
     def _ids(self, shape: Shape) -> Array:
         return ids_of_shape(network_of(self._reference).encoder, self.samples, shape)
@@ -158,16 +174,59 @@ class EmbeddingConversion(TaskConversion[Embedding]):
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
         self.model = convertible(checkpoint, whole=True)
-        if plan.layout == "triton" and (self.model.family != DENSE or self.model.heads or len(self._networks) > 1):
+        if plan.layout == "triton" and (
+            self.model.family != DENSE or self.model.heads or self.model.reads_images or len(self._networks) > 1
+        ):
             raise unsupported("--layout triton serves one vector per text, from one network: this model gives others")
-        self._fitted, self.texts = sentences.search_texts(plan.data)
+        #: The images by name, which are the passages of a model that embeds texts and images.
+        self._files: dict[str, bytes] = {}
+        if self.model.reads_images:
+            media.require_images(checkpoint.task)
+            fitted, compared = image_search(plan.data)
+            self._fitted, self.texts = fitted.texts, compared.texts
+            self._files = {**fitted.files, **compared.files}
+        else:
+            self._fitted, self.texts = sentences.search_texts(plan.data)
         self.samples = _samples(self.texts)
         super().__init__(plan, checkpoint, folder, progress)
+        if self.model.reads_images:
+            self._check_images()
         #: Without modules, pooling is an option of the server, and so not in the graph.
         self._whole = self.model.saved or plan.layout == "triton"
         self.sample_count = len({*self.texts.queries, *self.texts.passages})
         self.warn(evidence.few_samples(self.sample_count, both=self._fitted == self.texts))
-        self.compared_on = f"{len(self.texts.queries)} queries and {len(self.texts.passages)} passages"
+        names = ("texts", "images") if self.model.reads_images else ("queries", "passages")
+        self.compared_on = f"{len(self.texts.queries)} {names[0]} and {len(self.texts.passages)} {names[1]}"
+
+    def _check_images(self) -> None:
+        """Raise UNSUPPORTED if the images of the model differ in size; warn of the limits of the verdict."""
+        shapes = {tuple((name, array.shape) for name, array in image.arrays.items()) for image in self._images}
+        if len(shapes) > 1 or {name for shape in shapes for name, _ in shape} != {PIXELS}:
+            raise unsupported(
+                f"'{self.checkpoint.source}' is not converted, as its images keep their proportions, and a graph needs "
+                "images of one size: serve the checkpoint itself"
+            )
+        if self.plan.data is None:
+            self.warn(["the built-in images are drawings: give images of your own with --data"])
+        self.warn(["latencies are of a batch of texts and as many images"])
+
+    @property
+    def serves_by_shape(self) -> bool:
+        """Whether the model embeds only texts: the shapes of a choice between variants are those of texts."""
+        return super().serves_by_shape and not self.model.reads_images
+
+    @cached_property
+    def _images(self) -> list[ImageTokens]:
+        """The images to compare, as inputs of the network."""
+        return self._prepared_images(self.texts)
+
+    def _prepared_images(self, texts: sentences.SearchTexts) -> list[ImageTokens]:
+        prepared = [self._reference.prepare(self._request(name, None)) for name in texts.passages]
+        sequences = [sequence for request in prepared for sequence in getattr(request, "sequences", ())]
+        return [sequence for sequence in sequences if isinstance(sequence, ImageTokens)]
+
+    def images(self, count: int) -> list[Tokens]:
+        return [*islice(cycle(self._images), count)] if self.model.reads_images else []
 
     @property
     def _networks(self) -> list[Module]:
@@ -177,17 +236,23 @@ class EmbeddingConversion(TaskConversion[Embedding]):
 
     def build_variants(self, variants: Sequence[tuple[str, str]]) -> list[BuiltVariant | FailedVariant]:
         """Build all variants of each network; a variant of the model has a graph of each."""
-        built = []
+        built, folders = [], []
         for first in self._networks:
-            load = partial(load_embedding, self.checkpoint, self.model, first, whole=self._whole)
-            builder = VariantBuilder(load, self._calibration(first), self.folder / first.path, self.progress)
-            built.append(builder.build(variants))
-        folders = tuple(first.path for first in self._networks)
-        return [_joined(parts, self.folder, folders) for parts in zip(*built, strict=True)]
+            graphs: list[tuple[str, Any, list[Mapping[str, Array]]]] = [(first.path, None, self._calibration(first))]
+            if self.model.reads_images:
+                images: list[Mapping[str, Array]] = [image.arrays for image in self._prepared_images(self._fitted)]
+                graphs.append((joined(first.path, IMAGE_FOLDER), images[0][PIXELS], images))
+            for folder, pixels, calibration in graphs:
+                load = partial(load_embedding, self.checkpoint, self.model, first, whole=self._whole, pixels=pixels)
+                built.append(VariantBuilder(load, calibration, self.folder / folder, self.progress).build(variants))
+                folders.append(folder)
+        return [_joined(parts, self.folder, tuple(folders)) for parts in zip(*built, strict=True)]
 
     def _calibration(self, first: Module) -> list[Mapping[str, Array]]:
         arrays: list[Mapping[str, Array]] = []
         for index, sample in enumerate(_samples(self._fitted)):
+            if sample.text in self._files:
+                continue
             task = self._task(index < len(self._fitted.queries))
             pipeline = self._reference.pipelines_by_task[task]
             if isinstance(pipeline, NetworkPipeline) and self.model.path_of(task)[0] is first:
@@ -206,6 +271,8 @@ class EmbeddingConversion(TaskConversion[Embedding]):
 
     def _request(self, text: str, task: str | None) -> Request:
         inputs = {TEXT.name: texts_tensor([text])}
+        if text in self._files:
+            inputs = {IMAGE.name: WireTensor(IMAGE.name, "BYTES", (1, 1), pack_bytes([self._files[text]]))}
         if self.model.saved and task is not None:
             inputs[TASK] = texts_tensor([task])
         return Request(inputs, frozenset())
@@ -241,7 +308,7 @@ class EmbeddingConversion(TaskConversion[Embedding]):
         return {"recall": most, "task": first}
 
     def contrast(self, reference: EncoderOutputs, actual: EncoderOutputs) -> Contrasts:
-        """Return the texts with the most different vectors, and the text that is nearest by both."""
+        """Return the texts with the most different vectors, and the text or image that is nearest by both."""
         return contrasts(self.texts, self.model.similarity, reference.outputs, actual.outputs)
 
 
@@ -271,8 +338,8 @@ def convertible(checkpoint: Checkpoint, *, whole: bool) -> EmbeddingModel:
     firsts = {id(path[0]): path[0] for path in map(model.path_of, model.tasks)}
     networks = [module for module in firsts.values() if module.kind in NETWORKS]
     problem = ""
-    if model.reads_images:
-        problem = "it also embeds images, and variants are compared on texts"
+    if any(module.methods == ("forward", "forward") for module in networks):
+        problem = "its network reads pages of documents as texts with images"
     elif not networks:
         problem = f"its module '{model.path_of(model.tasks[0])[0].kind}' has no network to export"
     for first in networks:

@@ -54,6 +54,14 @@ def test_an_empty_configuration_is_completed_from_the_graph(add_sub: Path) -> No
     assert completed["output"] == [tensor("sum", "TYPE_FP32", 4), tensor("difference", "TYPE_FP32", 4)]
 
 
+def test_an_input_keeps_its_name_if_the_operation_after_it_is_removed(tmp_path: Path) -> None:
+    x: Any = ops.parameter([-1, 4], TYPES["FP32"], name="x")
+    x.output(0).set_names({"x", "/network/Cast_output_0", "0"})
+    model = openvino.Model([ops.result(ops.relu(x))], [x], "cast")
+    openvino.save_model(model, tmp_path / "model.xml", compress_to_fp16=False)
+    assert json.loads(initialise(OpenVinoBackend, tmp_path).complete())["input"] == [tensor("x", "TYPE_FP32", 4)]
+
+
 def test_a_configuration_with_inputs_and_outputs_is_left_alone(tmp_path: Path) -> None:
     given = {"input": [tensor("a", "TYPE_FP32", 4)], "output": [tensor("sum", "TYPE_FP32", 4)]}
     backend = initialise(OpenVinoBackend, tmp_path, given)

@@ -128,6 +128,16 @@ def test_a_graph_that_takes_strings_is_refused(tmp_path: Path) -> None:
         OnnxRuntimeEngine(onnx_graphs.identity(tmp_path / "model.onnx", "BYTES"))
 
 
+def test_a_graph_for_texts_alone_does_not_serve_texts_and_images(tmp_path: Path) -> None:
+    text_checkpoints.write(tmp_path, "AutoModel")
+    onnx_graphs.encoder(tmp_path / "model.onnx")
+    checkpoint = Checkpoint.open(tmp_path, Options(task="feature-extraction", engine="onnxruntime"))
+    with pytest.raises(
+        ConchError, match=r"'model\.onnx' reads no images: convert the checkpoint, or choose engine torch"
+    ):
+        open_engine(checkpoint, head="AutoModel", methods=("get_text_features", "get_image_features"))
+
+
 @GRAPHS
 def test_instances_run_at_once(tmp_path: Path, open_graph: Open) -> None:
     engine = open_graph(onnx_graphs.encoder(tmp_path / "model.onnx"), instances=3)

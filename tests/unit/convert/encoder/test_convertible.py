@@ -10,6 +10,7 @@ import pytest
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.modules import Module
+from conch.checkpoints.options import Options
 from conch.convert.encoder.retrieval import convertible
 from conch.core.errors import ConchError
 from tests.text_checkpoints import write
@@ -40,6 +41,16 @@ def test_a_dense_model_with_one_network_is_converted(tmp_path: Path) -> None:
 def test_a_model_without_a_network_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConchError, match="is not converted, as its module 'StaticEmbedding' has no network to export"):
         convertible(folder(tmp_path, "StaticEmbedding", "Normalize"), whole=True)
+
+
+def test_a_model_of_document_pages_is_refused(tmp_path: Path) -> None:
+    folder(tmp_path, "Transformer")
+    (tmp_path / "modules.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["ColPaliForRetrieval"]}))
+    checkpoint = Checkpoint.open(tmp_path, Options(task="feature-extraction"))
+    with pytest.raises(ConchError, match="is not converted, as its network reads pages of documents as texts with"):
+        convertible(checkpoint, whole=True)
 
 
 def test_a_model_whose_tasks_pool_logits_differently_is_refused(tmp_path: Path) -> None:

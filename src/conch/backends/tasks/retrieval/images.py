@@ -16,6 +16,7 @@ import numpy as np
 from conch.backends.base.arrays import Array, Request
 from conch.backends.tasks import media
 from conch.backends.tasks.encoders.encoder_task import EncodedRequest, PaddedBatch
+from conch.backends.tasks.engines import PIXELS
 from conch.backends.tasks.retrieval.pipeline import NetworkPipeline, TextRequest
 from conch.backends.tasks.task import OpenEngine
 from conch.backends.tasks.transformers import load_image_processor, loading
@@ -62,8 +63,8 @@ class ImageTextPipeline(NetworkPipeline):
         media.require_images(checkpoint.task)
         super().__init__(checkpoint, model, modules, open_engine)
         self.gives_hidden_state = False  # images have no tokens
-        if self.engine.name != "torch":
-            raise unsupported(f"'{checkpoint.source}' embeds images, which needs engine 'torch'")
+        if PIXELS not in self.engine.inputs:
+            raise unsupported(f"'{checkpoint.source}' embeds images, which engine '{self.engine.name}' does not read")
         settings = modules[0].config.get("processing_kwargs") or {}
         self._fills = (settings.get("text") or {}).get("padding") == "max_length"
         self._settings = dict(settings.get("image") or {})
@@ -125,7 +126,7 @@ class ImageTextPipeline(NetworkPipeline):
         arrays = processed(self._processor, [picture], **self._settings)
         if "input_ids" in arrays:
             return ImageTokens(arrays, arrays["input_ids"][0])
-        shape = arrays["pixel_values"].shape
+        shape = arrays[PIXELS].shape
         vision = self.checkpoint.config.get("vision_config") or {}
         size = vision.get("patch_size")
         patch = size if isinstance(size, int) and size > 0 else _PATCH

@@ -1,0 +1,72 @@
+"""Models that embed texts and images, converted for both engines, answer as transformers does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize, Transformer
+
+from conch.backends.tasks.task import ExecutionWork
+from conch.convert.run import convert
+from conch.core.errors import ConchError
+from tests import task_checkpoints
+from tests.convert_checkpoints import no_progress, quick_plan
+from tests.retrieval_models import close, completed, open_model, vectors
+from tests.task_checkpoints import image_file
+from tests.text_checkpoints import TEXTS, request
+
+FILES = [image_file(40, 30), image_file(64, 64, 1, "JPEG"), image_file(20, 90, 2)]
+VARIANTS = ("onnxruntime-fp32", "openvino-fp32")
+
+
+def saved_clip(folder: Path) -> Path:
+    first = Transformer(str(task_checkpoints.clip(folder / "bare")))
+    reference: Any = SentenceTransformer(modules=[first, Normalize()], device="cpu", prompts={"query": "the "})
+    reference.save(str(folder / "saved"), create_model_card=False)
+    return folder / "saved"
+
+
+def embed(task: Any, **inputs: Any) -> Any:
+    [result] = completed(task.execute([task.prepare(request(**inputs))], ExecutionWork()))
+    return vectors(result)
+
+
+@pytest.mark.parametrize("make", [saved_clip, task_checkpoints.siglip])
+def test_converted_models_embed_texts_and_images(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    source = make(tmp_path / "source")
+    for index in range(24):
+        (tmp_path / f"{index}.png").write_bytes(image_file(seed=index))
+    data = tmp_path / "data.csv"
+    data.write_text("image,text\n" + "".join(f"{index}.png,{TEXTS[index % len(TEXTS)]}\n" for index in range(24)))
+    plan = quick_plan(
+        source, tmp_path / "models", task="feature-extraction", backends=("onnx", "openvino"), quantize=("none",),
+        batch_sizes=(1,), sequence_lengths=(8,), data=data,
+    )  # fmt: skip
+    manifest = convert(plan, no_progress).manifest
+    assert [(variant.name, variant.passed) for variant in manifest.variants[1:]] == [(name, True) for name in VARIANTS]
+    assert manifest.variants[1].agreement["task"]["name"] == "nDCG@10"
+    assert {name for name in manifest.files if name.startswith("images/")} == {
+        "images/onnxruntime-fp32.onnx", "images/openvino-fp32.xml", "images/openvino-fp32.bin",
+    }  # fmt: skip
+    assert not [*(tmp_path / "models" / "m" / "1").glob("*.safetensors")]
+
+    original = open_model(source, task="feature-extraction")
+    texts, images = embed(original, text_input=TEXTS), embed(original, image=FILES)
+    for variant in VARIANTS:
+        converted = open_model(tmp_path / "models" / "m" / "1", task="feature-extraction", variant=variant)
+        close(embed(converted, text_input=TEXTS), texts)
+        close(embed(converted, image=FILES), images)
+        mixed = embed(converted, text_input=[TEXTS[0], "", TEXTS[1]], image=[b"", FILES[0], b""])
+        close(mixed, np.stack([texts[0], images[0], texts[1]]))
+
+
+def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
+    source = task_checkpoints.siglip2(tmp_path / "source")
+    plan = quick_plan(source, tmp_path / "models", task="feature-extraction", backends=("onnx",), quantize=("none",))
+    with pytest.raises(ConchError, match="is not converted, as its images keep their proportions"):
+        convert(plan, no_progress)
