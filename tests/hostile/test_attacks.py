@@ -28,7 +28,15 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+#: The server handles all of its 120,000 requests, one after the other.
+LONG = {"unpaced_stream"}
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [pytest.param(attack, marks=pytest.mark.slow if name in LONG else ()) for name, attack in ATTACKS.items()],
+    ids=ATTACKS,
+)
 def test_others_are_not_affected(attacked: Server, attack: Attack) -> None:
     outcome = measure(attack, attacked, enough=KEPT - 1)
     assert outcome.longest_wait < STANDSTILL, outcome

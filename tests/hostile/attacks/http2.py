@@ -14,7 +14,7 @@ from tests.conftest import Server
 from tests.hostile.attack import attack
 from tests.hostile.http2_client import INFER, LIVE, STREAM_INFER, Http2Client, message
 
-_SECONDS = 2.0
+_SECONDS = 1.0
 
 
 def small_request() -> bytes:

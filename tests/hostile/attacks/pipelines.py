@@ -10,8 +10,7 @@ from time import monotonic
 from tests.conftest import Server
 from tests.hostile.attack import attack
 
-_SECONDS = 2.0
-
+_SECONDS = 1.0
 
 _LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 _STATISTICS = b"GET /v2/models/stats HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -20,7 +20,9 @@ def _prompt(chance: random.Random, prefixes: list[list[int]]) -> list[int]:
     return prompt + [chance.randrange(3, VOCABULARY) for _ in range(chance.choice((1, 2, 5, 9)))]
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize(
+    "seed", [*range(100), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 300))]
+)
 def test_tokens_are_those_of_the_request_alone(seed: int) -> None:
     chance = random.Random(seed)
     adapters = chance.choice(((), (), ("upper", "lowercase")))

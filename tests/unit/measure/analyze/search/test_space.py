@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conch.config.validate import validate_load
@@ -206,6 +206,7 @@ def test_a_model_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.long
+@settings(max_examples=30)
 @given(
     max_batch_size=st.integers(0, 64),
     delay=st.none() | st.integers(0, 5000),
