@@ -1,7 +1,8 @@
-"""Events between tests and models, as files in a folder; and waiting with a deadline."""
+"""Events between tests and models, as files in a folder; waiting with a deadline, in threads and in event loops."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,13 @@ class Events:
     def set(self, *names: str) -> None:
         for name in names:
             (self.folder / name).touch()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let other tasks run until the condition holds; TimeoutError when it does not within 30 seconds."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 def eventually(condition: Callable[[], object], what: str, timeout: float = 15) -> None:

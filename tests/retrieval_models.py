@@ -12,10 +12,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from conch.backends.base.arrays import Array, Result
-from conch.backends.tasks.huggingface_backend import EngineOpener, make_task
 from conch.backends.tasks.task import ExecutionWork, Task
-from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 from conch.core.errors import ConchError
 from tests.text_checkpoints import TEXTS, request, write
 
@@ -48,12 +45,6 @@ def pooled(folder: Path, *rest: Any, modes: Any = "mean", **settings: Any) -> Pa
     """A dense model: the backbone, pooling and ``rest``; ``settings`` are those of the model."""
     first = backbone(folder.with_name(f"{folder.name}-backbone"))
     return saved(folder, first, Pooling(SIZE, modes), *(rest or (Normalize(),)), **settings)
-
-
-def open_model(folder: Path, **options: Any) -> Task:
-    """The task of a folder, on the engines that serve it."""
-    checkpoint = Checkpoint.open(folder, Options.from_values(options))
-    return make_task(checkpoint, EngineOpener(checkpoint, {"kind": "CPU", "device_id": 0, "count": 1}))
 
 
 def embed(task: Task, texts: Sequence[str], /, **inputs: str) -> Result:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sysconfig
 import tempfile
+import urllib.request
 from pathlib import Path
 from types import TracebackType
 
@@ -65,6 +67,12 @@ class ConchServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def cache_hits(self, model: str) -> int:
+        """Return how many responses of a model came from the response cache."""
+        with urllib.request.urlopen(f"http://{self.http}/v2/models/{model}/stats", timeout=60) as reply:
+            [statistics] = json.load(reply)["model_stats"]
+        return int(statistics["inference_stats"]["cache_hit"]["count"])
 
     def stop(self) -> None:
         assert self.process is not None

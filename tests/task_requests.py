@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.base.arrays import DTYPES, Request, Result
-from conch.backends.tasks.huggingface_backend import make_task
+from conch.backends.base.arrays import DTYPES, Array, Request, Result
+from conch.backends.tasks.huggingface_backend import EngineOpener, make_task
 from conch.backends.tasks.task import ExecutionWork, Task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -23,6 +23,19 @@ def open_task(folder: Path, open_engine: Callable[..., Any] | None = None, **opt
     """The task that the backend would make of a checkpoint."""
     checkpoint = Checkpoint.open(folder, Options.from_values(options))
     return make_task(checkpoint, open_engine or _no_engine)
+
+
+def open_model(folder: Path, **options: Any) -> Task:
+    """The task of a checkpoint, on the engines that serve it."""
+    checkpoint = Checkpoint.open(folder, Options.from_values(options))
+    return make_task(checkpoint, EngineOpener(checkpoint, {"kind": "CPU", "device_id": 0, "count": 1}))
+
+
+def array(result: Result, name: str) -> Array:
+    """An output that is an array, not texts."""
+    value = result.outputs[name]
+    assert isinstance(value, np.ndarray)
+    return value
 
 
 def ask(inputs: Mapping[str, Any], outputs: Sequence[str] = (), **options: Any) -> Request:

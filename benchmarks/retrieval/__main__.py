@@ -36,7 +36,8 @@ from benchmarks.retrieval.columns import CONCH, LARGE, MINILM, PEERS, Column
 from benchmarks.tables import markdown
 from benchmarks.texts import SENTENCE, mixed, text, words
 from conch.backends.tasks.task import ExecutionWork
-from tests.retrieval_models import completed, open_model
+from tests.retrieval_models import completed
+from tests.task_requests import open_model
 from tests.text_checkpoints import request
 
 ALL_MODELS: Final = (*models.CONVERTED, "static")

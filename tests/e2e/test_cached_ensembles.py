@@ -70,27 +70,22 @@ def infer(server: ConchServer, model: str) -> int:
     return answer["outputs"][0]["data"][0]  # type: ignore[index, no-any-return]
 
 
-def hits(server: ConchServer, model: str) -> int:
-    statistics = ask(server, f"models/{model}/stats")
-    return statistics["model_stats"][0]["inference_stats"]["cache_hit"]["count"]  # type: ignore[index, no-any-return]
-
-
 @pytest.mark.parametrize("model", ["inner", "outer"])
 def test_answers_of_members_that_have_been_replaced_are_not_given(
     server: ConchServer, repository: Path, model: str
 ) -> None:
     assert [infer(server, model) for _ in range(3)] == [1, 1, 1]
-    assert hits(server, model) == 2
+    assert server.cache_hits(model) == 2
 
     write(repository, 22)
     ask(server, "repository/models/constant/load", {})
 
     assert [infer(server, model) for _ in range(3)] == [22, 22, 22]
-    assert hits(server, model) == 4
+    assert server.cache_hits(model) == 4
 
 
 def test_a_load_that_changes_nothing_forgets_nothing(server: ConchServer) -> None:
     assert infer(server, "outer") == 1
     ask(server, "repository/models/constant/load", {})
     assert infer(server, "outer") == 1
-    assert hits(server, "outer") == 1
+    assert server.cache_hits("outer") == 1

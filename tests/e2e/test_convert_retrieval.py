@@ -31,7 +31,6 @@ from tests.retrieval_models import (
     close,
     dense,
     embed,
-    open_model,
     pooled,
     saved,
     sparse,
@@ -39,6 +38,7 @@ from tests.retrieval_models import (
     vectors,
 )
 from tests.servers import ConchServer
+from tests.task_requests import open_model
 from tests.text_checkpoints import TEXTS, answer, request
 
 PROMPTS = {"query": "the ", "document": "a "}

@@ -102,12 +102,6 @@ def expected(repository: Path) -> Callable[[str, int], list[int]]:
     return generate
 
 
-@pytest.fixture
-def background() -> Iterator[Background]:
-    with ThreadPoolExecutor(64) as pool:
-        yield pool.submit
-
-
 def generate(server: ConchServer, model: str = "llama", **body: Any) -> Reply:
     return post(server.http, f"/v2/models/{model}/generate", body)
 

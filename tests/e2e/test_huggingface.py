@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,6 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     environment = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     with ConchServer(repository, log=cache / "server.log", env=environment) as server:
         yield server
-
-
-@pytest.fixture
-def background() -> Iterator[Callable[..., Future[Any]]]:
-    with ThreadPoolExecutor(32) as pool:
-        yield pool.submit
 
 
 def texts(count: int, seed: int = 0) -> list[str]:

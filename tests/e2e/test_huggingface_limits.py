@@ -6,7 +6,7 @@ import json
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
     task_checkpoints.t5(models / "writer" / "1")
     with ConchServer(models, env=ENVIRONMENT) as server:
         yield server
-
-
-@pytest.fixture
-def background() -> Iterator[Callable[..., Future[Any]]]:
-    with ThreadPoolExecutor(4) as pool:
-        yield pool.submit
 
 
 def infer(server: ConchServer, model: str, *inputs: Any) -> Any:

@@ -76,11 +76,6 @@ def scores(server: ConchServer, model: str) -> list[float]:
     return found
 
 
-def hits(server: ConchServer, model: str) -> int:
-    count: int = ask(server, f"models/{model}/stats")["model_stats"][0]["inference_stats"]["cache_hit"]["count"]
-    return count
-
-
 @pytest.mark.slow
 def test_model_that_was_retrained_elsewhere_never_answers_with_old_responses(
     tmp_path: Path, redis: int, checkpoint: Path
@@ -93,7 +88,7 @@ def test_model_that_was_retrained_elsewhere_never_answers_with_old_responses(
         old = scores(first, "classifier"), scores(first, "ensemble")
         with serve(repository, redis) as second:
             assert (scores(second, "classifier"), scores(second, "ensemble")) == old
-            assert [hits(second, model) for model in models] == [1, 1]
+            assert [second.cache_hits(model) for model in models] == [1, 1]
         train(checkpoint, 0.2)
         with serve(repository, redis) as second:
             new = scores(second, "classifier"), scores(second, "ensemble")

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 import transformers
 
-from conch.backends.base.arrays import Array, Result
 from conch.backends.engines.llamacpp.encoder import LlamaEncoder
 from conch.backends.generation.engine import EngineSpec
-from conch.backends.tasks.huggingface_backend import EngineOpener, make_task
+from conch.backends.tasks.huggingface_backend import EngineOpener
 from conch.backends.tasks.task import Task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.gguf import config_of, read_gguf
 from conch.checkpoints.options import Options
 from tests.llamacpp.models import NO_VOCABULARY, THREADS
+from tests.task_requests import array, open_model
 from tests.text_checkpoints import answer, request
 from tests.unit.checkpoints import gguf_models
 from tests.unit.checkpoints.gguf_encoders import dequantised, unigrams, wordpieces, write_encoder
@@ -49,14 +49,7 @@ PROMPTS = [[3, 4, 5], [9, 8, 7, 6, 5, 4, 3, 11, 12], list(range(3, 90))]
 
 
 def opened(path: Path, **options: str) -> Task:
-    checkpoint = Checkpoint.open(path.parent, Options.from_values({"threads": str(THREADS), **options}))
-    return make_task(checkpoint, EngineOpener(checkpoint, {"kind": "CPU", "device_id": 0, "count": 1}))
-
-
-def array(result: Result, name: str) -> Array:
-    value = result.outputs[name]
-    assert isinstance(value, np.ndarray)
-    return value
+    return open_model(path.parent, **{"threads": str(THREADS), **options})
 
 
 def encoder(path: Path, *, ranks: bool = False) -> LlamaEncoder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,3 +15,12 @@ from tests import certificates as certificate_files
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``server.pem``, ``client.pem`` and their keys."""
     return certificate_files.make(tmp_path_factory.mktemp("certificates"), "server", "client")
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Disable the garbage collector, so that only reference counts free objects."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from conch.deploy.ray.registry import IngressRecord, RegistrySnapshot, ReplicaRecord, ServedModel
@@ -36,10 +35,3 @@ def ingress(id: str = "i") -> IngressRecord:
 
 def snapshot(*replicas: ReplicaRecord, revision: int = 1, deregistered: tuple[str, ...] = ()) -> RegistrySnapshot:
     return RegistrySnapshot(revision, replicas, frozenset(deregistered))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let others run until the condition holds."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)

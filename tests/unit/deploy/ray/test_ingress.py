@@ -19,10 +19,10 @@ from conch.deploy.ray import registry as registry_module
 from conch.deploy.ray.ingress import ClusterModel, IngressServer, IngressSpec, NodeIngress, cluster_models
 from conch.deploy.ray.planning import INGRESS
 from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
+from tests.events import until
 from tests.unit.deploy.ray import fake_ray
 from tests.unit.deploy.ray.fake_ray import Remote, made
 from tests.unit.deploy.ray.records import ingress as fake_ingress
-from tests.unit.deploy.ray.records import until
 from tests.unit.deploy.ray.servers import record, serving, write_echo
 
 #: Ray Serve awaits them; Python, which calls them here once more, does not.

@@ -15,10 +15,10 @@ from conch.deploy.ray.registry import ReplicaRecord
 from conch.deploy.ray.replica import ModelReplica, ReplicaSpec
 from conch.deploy.ray.scaling import IN_FLIGHT
 from conch.library.server import Server
+from tests.events import until
 from tests.models import build
 from tests.unit.deploy.ray import fake_ray
 from tests.unit.deploy.ray.fake_ray import Remote, made
-from tests.unit.deploy.ray.records import until
 from tests.unit.deploy.ray.servers import write_echo
 
 #: Ray Serve awaits them; Python, which calls them here once more, does not.

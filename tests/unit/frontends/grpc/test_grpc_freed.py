@@ -21,6 +21,8 @@ from tests.unit.frontends.grpc.conftest import models, text_request
 from tests.unit.frontends.grpc.harness import Frontend
 from tests.unit.frontends.grpc.raw_client import INFER, LIVE, STREAM_INFER, RawClient, headers, message
 
+pytestmark = pytest.mark.usefixtures("no_collector")
+
 #: What belongs to one call, and what to a connection.
 OF_CALLS = (Call, Http2Stream, InferRequest, MessageReader, Outbox, mmap)
 OF_CONNECTIONS = (Http2Connection, Http2Session, Http2FrameReader, Lifetime)
@@ -34,14 +36,6 @@ HUGE = text_request("echo", "x" * (17 << 20)).SerializeToString()
 def frontend() -> Iterator[Frontend]:
     with Frontend(*models(), grpc_infer_response_compression_level="high") as frontend:
         yield frontend
-
-
-@pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def alive(kinds: tuple[type, ...]) -> list[object]:

@@ -111,12 +111,6 @@ async def turns(number: int = 20) -> None:
         await asyncio.sleep(0.001)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Return once something holds that will."""
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
 async def swept(listener: HttpListener, seconds: float) -> None:
     await turns()
     listener.sweep(monotonic() + seconds)

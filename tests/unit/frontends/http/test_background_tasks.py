@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from conch.core.errors import unavailable
 from conch.frontends.http.background_tasks import start_work
 from conch.frontends.http.exchange import HttpExchange
+from tests.unit.fake_clock import settle
 from tests.unit.frontends.http.site import WrittenConnection
 
 
@@ -29,20 +29,6 @@ def connection() -> Any:
 @pytest.fixture
 def exchange(connection: Any) -> HttpExchange:
     return HttpExchange(connection, b"POST", b"/", {}, True)
-
-
-@pytest.fixture
-async def no_collector() -> AsyncIterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-async def settle() -> None:
-    """Let tasks take their next steps."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_work_that_does_not_wait_is_done_without_a_task(exchange: HttpExchange, connection: Any) -> None:

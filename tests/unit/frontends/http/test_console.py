@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.loop_budget import YieldingLister
 from conch.server.models.states import ModelTable
 from conch.server.overview import Overview
+from tests.events import until
 from tests.unit.frontends.http.site import WrittenConnection
 
 
@@ -106,12 +106,6 @@ async def browser(server: FakeServer, keys: Path, monkeypatch: pytest.MonkeyPatc
     console.start()
     yield Browser(console)
     await console.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_page_gets_everything_and_then_changes(browser: Browser) -> None:

@@ -14,7 +14,8 @@ from conch.frontends.http.server import HttpListener
 from conch.frontends.limits import ClientLimits, TimeLimits
 from conch.frontends.listening import make_context
 from conch.options.settings import Settings
-from tests.unit.frontends.http.site import LIMIT, Client, Site, post, until
+from tests.events import until
+from tests.unit.frontends.http.site import LIMIT, Client, Site, post
 
 
 @pytest.fixture

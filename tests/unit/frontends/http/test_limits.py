@@ -1,9 +1,7 @@
 """Limits for clients: unread bodies, the byte budget, event-loop time, connections, memory."""
 
 import asyncio
-import gc
 import weakref
-from collections.abc import Iterator
 from time import monotonic, sleep
 
 import pytest
@@ -14,7 +12,8 @@ from conch.frontends.http.reader import MAX_IGNORED_BODY
 from conch.frontends.http.server import MAX_PIPELINED, HttpConnection, HttpListener
 from conch.frontends.limits import ClientLimits
 from conch.frontends.loop_budget import SHARE
-from tests.unit.frontends.http.site import Client, Site, closed, post, swept, turns, until
+from tests.events import until
+from tests.unit.frontends.http.site import Client, Site, closed, post, swept, turns
 
 GET = b"GET /p HTTP/1.1\r\n\r\n"
 
@@ -293,15 +292,6 @@ async def test_who_has_no_place_does_not_stay(listener: HttpListener, limits: Cl
 
 
 # Memory
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """What is freed is freed by reference counts alone."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.usefixtures("no_collector")

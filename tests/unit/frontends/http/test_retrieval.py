@@ -26,7 +26,8 @@ from conch.server.model import Model
 from conch.telemetry.statistics import ModelStatistics
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues
-from tests.unit.frontends.http.site import WrittenConnection, until
+from tests.events import until
+from tests.unit.frontends.http.site import WrittenConnection
 from tests.unit.frontends.on_demand import LateModels
 
 _TEXT = '{name: "text_input" data_type: TYPE_STRING dims: [1]}'

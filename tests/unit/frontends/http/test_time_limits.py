@@ -4,7 +4,8 @@ import pytest
 
 from conch.frontends.http.server import HttpListener
 from conch.frontends.limits import SLOWEST, ClientLimits
-from tests.unit.frontends.http.site import Client, Site, closed, post, swept, turns, until
+from tests.events import until
+from tests.unit.frontends.http.site import Client, Site, closed, post, swept, turns
 
 GET = b"GET /p HTTP/1.1\r\n\r\n"
 

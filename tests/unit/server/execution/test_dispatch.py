@@ -16,6 +16,7 @@ from conch.server.schedulers.tokens import TokenBatcher
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.child.memory import BufferMap
 from conch.workers.child.packing import Unpacker
+from tests.unit.fake_clock import settle
 from tests.unit.server.fakes import Answers, FakeWorker, make_request
 
 
@@ -48,11 +49,6 @@ class Bench:
         for answer in answers:
             self.dispatcher.submit(make_request(answer))
         return answers
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_requests_of_one_round_share_a_batch() -> None:

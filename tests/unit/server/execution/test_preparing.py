@@ -11,7 +11,7 @@ from conch.server.execution.worker import SupervisedWorker
 from conch.server.schedulers.queue import RequestQueue
 from conch.server.schedulers.tokens import TokenBatcher
 from conch.telemetry.statistics import ModelStatistics
-from tests.unit.server.execution.test_dispatch import settle
+from tests.unit.fake_clock import settle
 from tests.unit.server.fakes import Answers, FakeWorker, make_request
 
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from conch.core.inference import ModelSignature, TensorSpec
 from conch.core.tensors import NATIVE_FORMAT, WireTensor, pack_bytes, split_bytes
-from conch.wire.openai.reading import read_body
+from conch.wire.openai.reading import ApiError, read_body
 from conch.wire.retrieval.endpoints import decode
 from conch.wire.retrieval.plans import DecodedRequest, Results
 
@@ -53,6 +54,13 @@ CLASSIFIER = signature(
 def decoded(endpoint: str, model: ModelSignature = EMBEDDER, **members: Any) -> DecodedRequest:
     body = json.dumps({"model": "m", **members}).encode()
     return decode(read_body(body), endpoint, "", lambda _: model)
+
+
+def refusal(endpoint: str, model: ModelSignature = EMBEDDER, **members: Any) -> ApiError:
+    """Return the error with which a request is refused."""
+    with pytest.raises(ApiError) as caught:
+        decoded(endpoint, model, **members)
+    return caught.value
 
 
 def texts(request: DecodedRequest, name: str = "text_input") -> list[list[str]]:

@@ -23,6 +23,7 @@ from tests.unit.wire.retrieval.models import (
     body,
     decoded,
     optional,
+    refusal,
     signature,
     texts,
 )
@@ -35,12 +36,6 @@ def embeddings(**members: Any) -> Any:
     return np.array(
         [item["embedding"] for item in body(decoded("embeddings", input=TEXTS, **members), embedding=VECTORS)["data"]]
     )
-
-
-def refusal(endpoint: str, model: Any = EMBEDDER, **members: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        decoded(endpoint, model, **members)
-    return caught.value
 
 
 def test_vectors_come_in_the_order_of_the_texts_with_the_tokens_of_all() -> None:

@@ -10,10 +10,19 @@ import pytest
 from conch.core.errors import Code, ConchError
 from conch.core.inference import TensorSpec
 from conch.core.tensors import WireTensor
-from conch.wire.openai.reading import ApiError
 from conch.wire.retrieval.models import kinds
 from conch.wire.retrieval.plans import Results
-from tests.unit.wire.retrieval.models import CLASSIFIER, EMBEDDER, MULTI_VECTOR, RANKER, body, decoded, signature, texts
+from tests.unit.wire.retrieval.models import (
+    CLASSIFIER,
+    EMBEDDER,
+    MULTI_VECTOR,
+    RANKER,
+    body,
+    decoded,
+    refusal,
+    signature,
+    texts,
+)
 
 DOCUMENTS = ["low", "high", "middle", "high too", "lowest"]
 SCORES = np.array([[0.25], [0.75], [0.5], [0.75], [0.125]], np.float32)
@@ -23,12 +32,6 @@ ORDER = [1, 3, 2, 0, 4]
 def rerank(endpoint: str = "cohere_rerank", **members: Any) -> Any:
     request = decoded(endpoint, RANKER, query="q", documents=DOCUMENTS, **members)
     return body(request, score=SCORES, num_input_tokens=[[3]] * 5)
-
-
-def refusal(endpoint: str, model: Any, **members: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        decoded(endpoint, model, **members)
-    return caught.value
 
 
 def test_documents_are_ranked_by_score_and_equal_ones_keep_their_order() -> None:

@@ -10,14 +10,13 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from conch.backends.base.arrays import Array, Result
 from conch.backends.engines.llamacpp.encoder import LlamaEncoder
-from conch.backends.tasks.huggingface_backend import EngineOpener, describe_task, make_task
-from conch.backends.tasks.task import Task
+from conch.backends.tasks.huggingface_backend import describe_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
 from tests.fakes import llama_cpp
+from tests.task_requests import array, open_model
 from tests.text_checkpoints import answer, request
 from tests.unit.backends.engines.llamacpp.test_engine import spec
 from tests.unit.checkpoints.gguf_encoders import wordpieces
@@ -35,17 +34,6 @@ def bert(folder: Path, pooling: int, **metadata: Any) -> Path:
     }  # fmt: skip
     write(folder / "m.gguf", values, tensors=[("token_embd.weight", (2, len(VOCABULARY)), 0, 0)], data=8 * 8)
     return folder
-
-
-def opened(folder: Path, **options: str) -> Task:
-    checkpoint = Checkpoint.open(folder, Options.from_values(options))
-    return make_task(checkpoint, EngineOpener(checkpoint, {"kind": "CPU", "device_id": 0, "count": 1}))
-
-
-def array(result: Result, name: str) -> Array:
-    value = result.outputs[name]
-    assert isinstance(value, np.ndarray)
-    return value
 
 
 def test_vectors_of_tokens_come_one_text_after_another(tmp_path: Path) -> None:
@@ -102,18 +90,18 @@ def test_texts_are_embedded_by_the_pooling_of_the_file_and_normalised(
     tmp_path: Path, pooling: int, options: dict[str, str], vectors: list[list[float]]
 ) -> None:
     folder = bert(tmp_path, pooling)
-    task = opened(folder, **options)
+    task = open_model(folder, **options)
     result = answer(task, request("embedding", "last_hidden_state", "num_input_tokens", text_input=["Reds", "blue"]))
     expected = np.array(vectors) / np.linalg.norm(vectors, axis=1, keepdims=True)
     np.testing.assert_allclose(array(result, "embedding"), expected, rtol=1e-6)
     assert array(result, "num_input_tokens").tolist() == [[4], [3]]
     assert array(result, "last_hidden_state")[1].tolist() == [[2, 0], [9, 1], [12, 2], [0, 0]]
-    raw = answer(opened(folder, normalize="false", **options), request(text_input=["Reds", "blue"]))
+    raw = answer(open_model(folder, normalize="false", **options), request(text_input=["Reds", "blue"]))
     np.testing.assert_allclose(array(raw, "embedding"), vectors, rtol=1e-6)
 
 
 def test_pairs_are_scored_by_the_classifier_of_the_file(tmp_path: Path) -> None:
-    task = opened(bert(tmp_path, RANK))
+    task = open_model(bert(tmp_path, RANK))
     result = answer(task, request("score", "logits", text_input=["red", "red"], text_pair=["blue", "greens"]))
     assert array(result, "logits").tolist() == [[2 + 4 + 3 + 7 + 3], [2 + 4 + 3 + 5 + 6 + 3]]
     np.testing.assert_allclose(array(result, "score"), 1 / (1 + np.exp(-array(result, "logits"))), rtol=1e-6)

@@ -29,11 +29,11 @@ from tests.retrieval_models import (
     dense,
     each,
     embed,
-    open_model,
     pooled,
     saved,
     vectors,
 )
+from tests.task_requests import open_model
 from tests.text_checkpoints import byte_level, request
 
 PROMPTS = {"query": "the station: ", "passage": "a bus ", "empty": ""}

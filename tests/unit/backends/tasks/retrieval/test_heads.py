@@ -11,7 +11,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from conch.backends.tasks.huggingface_backend import describe_task
 from conch.checkpoints.folder import Checkpoint
-from tests.retrieval_models import NEIGHBOURS, SIZE, close, embed, open_model, pooled, sparse, token_vectors, vectors
+from tests.retrieval_models import NEIGHBOURS, SIZE, close, embed, pooled, sparse, token_vectors, vectors
+from tests.task_requests import open_model
 
 
 def test_three_kinds_of_vectors_from_one_pass(tmp_path: Path) -> None:

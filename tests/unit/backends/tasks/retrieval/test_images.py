@@ -24,8 +24,9 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import ConchError
 from tests import task_checkpoints
-from tests.retrieval_models import close, completed, open_model, token_vectors, vectors
+from tests.retrieval_models import close, completed, token_vectors, vectors
 from tests.task_checkpoints import image_file
+from tests.task_requests import open_model
 from tests.text_checkpoints import request
 
 TEXTS = ["a bus", "Where is the nearest library?", "Hello!", "the station is open in the morning"]

@@ -15,7 +15,8 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 from torch import nn
 
-from tests.retrieval_models import NEIGHBOURS, backbone, close, dense, each, embed, open_model, saved, token_vectors
+from tests.retrieval_models import NEIGHBOURS, backbone, close, dense, each, embed, saved, token_vectors
+from tests.task_requests import open_model
 
 
 def check(folder: Path) -> None:

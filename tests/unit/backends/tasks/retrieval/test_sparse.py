@@ -18,7 +18,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from conch.backends.tasks import vocabulary
 from conch.backends.tasks.huggingface_backend import describe_task
 from conch.checkpoints.folder import Checkpoint
-from tests.retrieval_models import NEIGHBOURS, SIZE, backbone, close, each, embed, open_model, saved, sparse
+from tests.retrieval_models import NEIGHBOURS, SIZE, backbone, close, each, embed, saved, sparse
+from tests.task_requests import open_model
 from tests.text_checkpoints import write
 
 

@@ -24,19 +24,8 @@ from conch.backends.tasks.tokens import TextPreparation, TokenizedRequest
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.errors import ConchError
-from tests.retrieval_models import (
-    NEIGHBOURS,
-    SIZE,
-    backbone,
-    close,
-    completed,
-    dense,
-    each,
-    embed,
-    open_model,
-    saved,
-    vectors,
-)
+from tests.retrieval_models import NEIGHBOURS, SIZE, backbone, close, completed, dense, each, embed, saved, vectors
+from tests.task_requests import open_model
 from tests.text_checkpoints import request, strings, wordpiece
 
 

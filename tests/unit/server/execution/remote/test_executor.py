@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -12,15 +11,9 @@ from conch.core.errors import Code, ConchError, not_found, unavailable
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
 from conch.core.tensors import WireTensor
 from conch.server.execution.remote.executor import RemoteSequences
+from tests.events import until
 from tests.unit.server.execution.remote.fakes import A, B, RemoteBench
 from tests.unit.server.fakes import UncopiedData
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let other tasks run until the condition holds."""
-    while not condition():
-        await asyncio.sleep(0)
-
 
 REFUSED = UnreachableError("no connection: Connection refused")
 
