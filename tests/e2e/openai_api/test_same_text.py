@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from conch import __version__
 from tests.checkpoints import train_tokenizer, write_checkpoint
 from tests.conformance.raw import get
-from tests.events import eventually
 from tests.servers import ConchServer
 
 TEMPLATE = (
@@ -159,29 +156,3 @@ def test_stop_sequence_that_ends_a_message_is_named(folder: Path, claude: anthro
         message = claude.messages.create(**asked)
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
     assert message.content[0].text == wanted[: wanted.index(stop)]
-
-
-@pytest.mark.parametrize("events", [0, 1, 5])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("route", ROUTES)
-def test_client_that_hangs_up_frees_its_sequence(
-    text_server: ConchServer, route: str, stream: bool, events: int
-) -> None:
-    limit = "max_output_tokens" if route == "responses" else "max_tokens"
-    body: dict[str, Any] = {"model": "llama", "stream": stream, limit: 400}
-    body |= {"input": conversation()} if route == "responses" else {"messages": conversation()}
-    if route == "chat/completions":
-        body["ignore_eos"] = True
-    data = json.dumps(body).encode()
-    host, port = text_server.http.split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
-        connection.sendall(b"POST /v1/%b HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (route.encode(), len(data), data))
-        received = b""
-        while stream and received.count(b"data: ") < events:
-            received += connection.recv(1 << 16)
-    eventually(lambda: idle(text_server), "leaving the batch")
-
-
-def idle(server: ConchServer) -> bool:
-    now = get(server.http, "/v2/models/llama/stats").json()["model_stats"][0]["generation"]
-    return bool(now["running"] == now["waiting"] == now["kv_cache_tokens"] == 0)
