@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,16 +11,17 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from conch.backends.io_formats.processor import without_videos
 from tests.checkpoints import END, train_tokenizer
 
-#: A template that takes lists of parts, and writes ``{image}`` or ``{audio}`` for each.
+#: A template that takes lists of parts.
 TEMPLATE: Final = (
     "{% for message in messages %}<{{ message.role }}>"
     "{% for part in message.content %}"
-    "{% if part.type == 'text' %}{{ part.text }}{% else %}MARK{% endif %}"
+    "{% if part.type == 'text' %}{{ part.text }}MEDIA{% endif %}"
     "{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
@@ -179,6 +180,57 @@ def _gemma3(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
     return config, processor
 
 
+def _gemma4(large: bool) -> Callable[[Any, dict[str, Any]], tuple[Any, Any]]:
+    """Gemma 4: a small one, with sound and shared keys and values, or a large one, whose images are read at once."""
+
+    def make(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
+        own = {
+            "num_hidden_layers": 4,
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "sliding_window": 16,
+            "pad_token_id": 0,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "vocab_size_per_layer_input": text["vocab_size"],
+        }
+        if large:
+            own |= {"use_bidirectional_attention": "vision", "attention_k_eq_v": True, "hidden_size_per_layer_input": 0}
+        else:
+            own |= {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 4}
+        patches = {"patch_size": 4, "pooling_kernel_size": 2}
+        vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        audio = {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "subsampling_conv_channels": [16, 4],
+            "attention_chunk_size": 4,
+            "attention_context_left": 5,
+            "output_proj_dims": 32,
+        }
+        config = transformers.Gemma4Config(
+            text_config={**text, **own},
+            vision_config={
+                **vision, "num_key_value_heads": 4, "head_dim": 8, "position_embedding_size": 128, **patches
+            },
+            audio_config=None if large else audio,
+            **_ids(
+                tokenizer, image_token_id="<|image|>", audio_token_id="<|audio|>", boi_token_id="<|image>",
+                eoi_token_id="<image|>", boa_token_id="<|audio>", eoa_token_index="<audio|>",
+            ),
+        )  # fmt: skip
+        processor = without_videos("Gemma4Processor")(
+            transformers.Gemma4AudioFeatureExtractor(feature_size=16),
+            Gemma4ImageProcessorPil(**patches, max_soft_tokens=70),
+            tokenizer,
+            None,
+            image_seq_length=70,
+        )
+        return config, processor
+
+    return make
+
+
 def _paligemma(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
     images = transformers.SiglipImageProcessor(size=_SIZES)
     images.image_seq_length = 16
@@ -214,13 +266,26 @@ _TILES: Final = (
     "<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 )  # fmt: skip
+_GEMMA4: Final = {
+    "image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>",
+    "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>",
+}  # fmt: skip
 _LINES: Final = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
-_QWEN_IMAGE: Final = "<|vision_start|><|image_pad|><|vision_end|>"
+_QWEN_IMAGE: Final = {"image": "<|vision_start|><|image_pad|><|vision_end|>"}
+_IMAGE: Final = {"image": "<image>"}
 
-#: By name: the function that makes configuration and processor, special tokens, what stands for an image in a prompt.
-FAMILIES: Final[dict[str, tuple[Callable[[Any, dict[str, Any]], tuple[Any, Any]], tuple[str, ...], str]]] = {
-    "llava": (_llava, ("<image>",), "<image>"),
-    "llava_next": (_llava_next, ("<image>",), "<image>"),
+#: By name: the function that makes configuration and processor, special tokens, which may have names, and what stands
+#: for an item of each kind in a prompt.
+FAMILIES: Final[
+    dict[
+        str,
+        tuple[
+            Callable[[Any, dict[str, Any]], tuple[Any, Any]], tuple[str, ...] | Mapping[str, str], Mapping[str, str]
+        ],
+    ]
+] = {
+    "llava": (_llava, ("<image>",), _IMAGE),
+    "llava_next": (_llava_next, ("<image>",), _IMAGE),
     "qwen2_vl": (
         _qwen("Qwen2VL", {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}),
         _VISION_MARKS,
@@ -245,16 +310,18 @@ FAMILIES: Final[dict[str, tuple[Callable[[Any, dict[str, Any]], tuple[Any, Any]]
         _VISION_MARKS,
         _QWEN_IMAGE,
     ),
-    "idefics3": (_idefics("Idefics3"), _TILES, "<image>"),
-    "smolvlm": (_idefics("SmolVLM"), _TILES, "<image>"),
-    "pixtral": (_pixtral(1), _LINES, "[IMG]"),
-    "mistral3": (_pixtral(2), _LINES, "[IMG]"),
-    "gemma3": (_gemma3, ("<img>", "<boi>", "<eoi>"), "<boi>"),
-    "paligemma": (_paligemma, ("<image>",), "<image>"),
+    "idefics3": (_idefics("Idefics3"), _TILES, _IMAGE),
+    "smolvlm": (_idefics("SmolVLM"), _TILES, _IMAGE),
+    "pixtral": (_pixtral(1), _LINES, {"image": "[IMG]"}),
+    "mistral3": (_pixtral(2), _LINES, {"image": "[IMG]"}),
+    "gemma3": (_gemma3, {"image_token": "<img>", "boi_token": "<boi>", "eoi_token": "<eoi>"}, {"image": "<boi>"}),
+    "gemma4": (_gemma4(large=False), _GEMMA4, {"image": "<|image|>", "audio": "<|audio|>"}),
+    "gemma4_large": (_gemma4(large=True), _GEMMA4, {"image": "<|image|>"}),
+    "paligemma": (_paligemma, ("<image>",), _IMAGE),
     "qwen2_audio": (
         _qwen2_audio,
         ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"),
-        "<|audio_bos|><|AUDIO|><|audio_eos|>",
+        {"audio": "<|audio_bos|><|AUDIO|><|audio_eos|>"},
     ),
 }  # fmt: skip
 
@@ -264,13 +331,14 @@ def write(folder: Path, name: str, **text: Any) -> Path:
     make, marks, media = FAMILIES[name]
     tokenizer = train_tokenizer(every_byte=True)
     tokenizer.pad_token = END
-    tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
-    if name == "gemma3":
+    if isinstance(marks, Mapping):
         tokenizer = transformers.PreTrainedTokenizerFast(
             tokenizer_object=tokenizer.backend_tokenizer,
             **dict.fromkeys(("bos_token", "eos_token", "pad_token"), END),
-            extra_special_tokens={"image_token": "<img>", "boi_token": "<boi>", "eoi_token": "<eoi>"},
+            extra_special_tokens=dict(marks),
         )
+    else:
+        tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
     config, processor = make(tokenizer, {**_TEXT, "vocab_size": len(tokenizer) + 2000 * (name == "paligemma"), **text})
     torch.manual_seed(5)
     model = transformers.AutoModelForMultimodalLM.from_config(config)
@@ -279,7 +347,8 @@ def write(folder: Path, name: str, **text: Any) -> Path:
             parameter.data += torch.randn_like(parameter) * 0.1
     model.generation_config = transformers.GenerationConfig(do_sample=False, bos_token_id=0, eos_token_id=0)
     model.save_pretrained(folder)
-    processor.chat_template = TEMPLATE.replace("MARK", media)
+    texts = (f"{{% elif part.type == '{kind}' %}}{mark}" for kind, mark in media.items())
+    processor.chat_template = TEMPLATE.replace("MEDIA", "".join(texts))
     processor.save_pretrained(folder)
     return folder
 

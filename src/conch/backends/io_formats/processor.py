@@ -34,6 +34,8 @@ CACHE_BYTES: Final = 256 << 20
 _SECONDS: Final = 600
 #: The arguments of processors by kind.
 _ARGUMENTS: Final = {"image": "images", "audio": "audio"}
+#: The size of the digest of a file (bytes).
+_DIGEST: Final = 32
 #: The part of processors that reads videos, and the packages that only videos need.
 _VIDEOS: Final = "video_processor"
 _VIDEO_PACKAGES: Final = ("num2words",)
@@ -54,6 +56,9 @@ class MediaProcessor:
             for kind, name in names.items()
             if hasattr(self.processor, name) and (mark := getattr(self.processor, f"{kind}_token", None)) is not None
         }
+        if len(self.marks) > 1:
+            # Checkpoints of a family differ in what they read, and have the same processor.
+            self.marks = {kind: mark for kind, mark in self.marks.items() if kind in checkpoint.media_extras}
         if not self.marks or not hasattr(self.processor, "get_text_with_replacements"):
             raise invalid(f"{type(self.processor).__name__} has no placeholders for images or sound")
         if "image" in self.marks:
@@ -175,7 +180,7 @@ class MediaProcessor:
                 raise invalid(f"the prompt has {placed} placeholders of '{kind}', and the request needs {needed}", kind)
 
     def _read(self, kind: str, files: Sequence[bytes]) -> list[MediaItem]:
-        digests = [hashlib.blake2b(kind.encode() + data, digest_size=32).digest() for data in files]
+        digests = [hashlib.blake2b(kind.encode() + data, digest_size=_DIGEST).digest() for data in files]
         with self._lock:
             items = {digest: self._items[digest] for digest in digests if digest in self._items}
         pixels = seconds = 0.0
@@ -252,10 +257,9 @@ class MediaProcessor:
             if "audio" in self.marks:
                 sound = media.example_sound(self._rate, 1)
                 contents["audio"] = [sound, sound[: len(sound) // 2]]
+            kinds = [(kind, content) for kind, values in contents.items() for content in values]
             items = [
-                self._item(kind, bytes([number] * 32), content)
-                for kind, values in contents.items()
-                for number, content in enumerate(values)
+                self._item(kind, bytes([number] * _DIGEST), content) for number, (kind, content) in enumerate(kinds)
             ]
             text = "".join(f"A {mark} and {mark} are here. " for mark in self.marks.values())
             arrays = dict(self._process(text, contents))

@@ -33,7 +33,7 @@ _NUMBERS: Final = {"image": 1, "audio": 3}
 class MediaFeatures:
     """MediaFeatures of an item: embeddings ``[tokens, size]``, and those for the first layers of the decoder.
 
-    ``types`` are the values of ``token_type_ids`` for text and for placeholders, None if the network has none.
+    ``types`` are the types of the tokens of texts and of placeholders, None unless they let tokens see later ones.
     """
 
     embeddings: Tensor
@@ -104,6 +104,7 @@ class MediaNetwork:
     def __init__(self, model: Any, device: Any, spec: MediaSpec) -> None:
         self._model, self._device, self._spec = model, device, spec
         self._taken = inspect.signature(model.forward).parameters
+        self._types = self._types_argument(model.config.get_text_config(decoder=True))
         self._index = getattr(model.base_model, "get_rope_index", None)
         self._capturing = False
         self._chunk: tuple[PromptMedia, int, int] | None = None
@@ -138,10 +139,11 @@ class MediaNetwork:
         media.deep = [torch.cat(layer)[order] for layer in zip(*(features.deep for _, features in placed), strict=True)]
         if self._index is not None:
             self._place(media)
-        types = placed[0][1].types
-        if types is not None:
-            media.types = torch.full((1, len(media.prompt)), types[0], device=self._device)
-            media.types[0, media.places] = types[1]
+        for positions, features in placed:
+            if features.types is not None:
+                if media.types is None:
+                    media.types = torch.full((1, len(media.prompt)), features.types[0], device=self._device)
+                media.types[0, positions] = features.types[1]
         media.ready = True
 
     def begin(self, media: PromptMedia, start: int, stop: int) -> dict[str, Any]:
@@ -149,7 +151,7 @@ class MediaNetwork:
         self._chunk = media, start, stop
         arguments = {}
         if media.whole and start == 0:
-            arguments[_TYPES] = media.types[:, :stop]
+            arguments[self._types] = media.types[:, :stop]
         if media.positions is not None and start < len(media.prompt):
             own, length = media.positions[:, :, start:stop], len(media.prompt)
             later = torch.arange(length, max(stop, length), device=self._device) + media.offset
@@ -173,8 +175,8 @@ class MediaNetwork:
         captured = self._captured(item.arrays)
         places = (torch.as_tensor(item.arrays["input_ids"])[0] == self._spec.placeholders[item.kind]).to(self._device)
         types = None
-        if _TYPES in self._taken and _TYPES in item.arrays:
-            own, at = torch.as_tensor(item.arrays[_TYPES])[0], places.cpu()
+        if self._types in item.arrays:
+            own, at = torch.as_tensor(item.arrays[self._types])[0], places.cpu()
             types = int(own[~at][0]) if bool((~at).any()) else 0, int(own[at][0])
         # Only the features are kept, not all that the views are of.
         return MediaFeatures(
@@ -182,6 +184,12 @@ class MediaNetwork:
             [layer.clone() for layer in captured.get(_DEEP) or ()],
             types,
         )
+
+    def _types_argument(self, config: Any) -> str:
+        """Return the argument with types of tokens, of which some see later ones; empty if the network has none."""
+        if getattr(config, "use_bidirectional_attention", None) == "vision":
+            return _KINDS
+        return _TYPES if _TYPES in self._taken else ""
 
     def _captured(self, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments of the decoder in a run of the network."""

@@ -31,7 +31,7 @@ from tests.unit.backends.engines.driving import finished_by_id, tokens
 from tests.unit.backends.engines.transformers.models import spec
 
 #: Those whose prompts are read at once, and not kept for later ones.
-WHOLE: Final = {"gemma3", "paligemma"}
+WHOLE: Final = {"gemma3", "gemma4_large", "paligemma"}
 RATE: Final = 16_000
 #: What precedes the media in each prompt: more than a block of the cache of prefixes.
 _BEFORE: Final = "A program takes a list of numbers and returns the even ones. " * 3
@@ -46,7 +46,7 @@ class Served:
         self.native = self.reader.processor
         self.engine: GenerationEngine = self.opened(folder, **settings)
         self.model = transformers.AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        [(self.kind, self.mark)] = self.reader.marks.items()
+        self.name, self.marks = folder.name, self.reader.marks
         self.wanted: dict[Any, list[int]] = {}
 
     def opened(self, folder: Path, **settings: Any) -> GenerationEngine:
@@ -54,17 +54,28 @@ class Served:
 
         return open_engine("transformers", spec(folder, eos_ids=(0,), media=self.reader.spec, **settings))
 
+    def kind(self, seed: int) -> str:
+        return list(self.marks)[seed % len(self.marks)]
+
+    def text(self, seeds: tuple[int, ...], before: str) -> str:
+        return before + "".join(f"{self.marks[self.kind(seed)]} and " for seed in seeds) + _AFTER
+
+    def files(self, seeds: tuple[int, ...]) -> dict[str, list[bytes]]:
+        """The files of a prompt by kind."""
+        kinds = dict.fromkeys(map(self.kind, seeds))
+        return {kind: [self.file(seed) for seed in seeds if self.kind(seed) == kind] for kind in kinds}
+
     def file(self, seed: int) -> bytes:
-        if self.kind == "image":
+        if self.kind(seed) == "image":
             return picture(seed, *((40, 24), (24, 40), (31, 31))[seed % 3])
         values = np.random.default_rng(seed).uniform(-0.5, 0.5, RATE // (1 + seed % 3)).astype(np.float32)
         return wav(values, RATE)
 
     def request(self, number: int, seeds: tuple[int, ...], most: int, before: str = _BEFORE) -> EngineRequest:
-        files = [self.file(seed) for seed in seeds]
-        text = before + "".join(f"{self.mark} and " for _ in seeds) + _AFTER
-        items = self.reader.items(Request({self.kind: tensor(self.kind, files)} if files else {}, frozenset()))
-        prompt = self.native.tokenizer(self.reader.expand(text, items), add_special_tokens=False)["input_ids"]
+        tensors = {kind: tensor(kind, files) for kind, files in self.files(seeds).items()}
+        items = self.reader.items(Request(tensors, frozenset()))
+        text = self.reader.expand(self.text(seeds, before), items)
+        prompt = self.native.tokenizer(text, add_special_tokens=False)["input_ids"]
         self.reader.check(prompt, items)
         return EngineRequest(number, prompt, SamplingParams(max_tokens=most, temperature=0), media=items)
 
@@ -72,15 +83,15 @@ class Served:
         """What transformers makes of the same text and files."""
         asked = (tuple(request.prompt), seeds, request.sampling.max_tokens)
         if asked not in self.wanted:
-            files, given = [self.file(seed) for seed in seeds], {}
-            if files and self.kind == "image":
-                given["images"] = [Image.open(BytesIO(file)) for file in files]
-            elif files:
+            files, text = self.files(seeds), self.text(seeds, before)
+            given: dict[str, Any] = {}
+            if images := files.get("image"):
+                given["images"] = [Image.open(BytesIO(file)) for file in images]
+            if recordings := files.get("audio"):
                 import soundfile
 
-                given["audio"] = [soundfile.read(BytesIO(file), dtype="float32")[0] for file in files]
+                given["audio"] = [soundfile.read(BytesIO(file), dtype="float32")[0] for file in recordings]
                 given["sampling_rate"] = RATE
-            text = before + "".join(f"{self.mark} and " for _ in seeds) + _AFTER
             if files:
                 inputs = self.native(text=[text], return_tensors="pt", add_special_tokens=False, **given)
                 inputs.pop("labels", None)
@@ -97,16 +108,17 @@ class Served:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    folder = write(tmp_path_factory.mktemp(request.param), request.param)
+    folder = write(tmp_path_factory.mktemp("models") / request.param, request.param)
     return Served(folder, max_batched_tokens=32, max_sequences=4)
 
 
 def test_a_prompt_alone_has_the_tokens_of_generate_with_and_without_its_prefix(served: Served) -> None:
     engine = served.engine
-    assert engine.media == {served.kind} and not engine.warnings
+    assert engine.media == served.marks.keys() and not engine.warnings
     for seeds in ((1,), (1, 2), (2, 1), (1,), (3, 4)):
         request = served.request(0, seeds, 12)
         assert tokens(finished_by_id(engine, request)[0]) == served.expected(request, seeds)
+    assert bool(engine.usage().prefix_hits) == (served.name not in WHOLE)
 
 
 def test_prompts_in_a_busy_batch_have_the_tokens_of_generate(served: Served) -> None:
