@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 from conch.backends.base.arrays import Result
 from conch.convert.encoder import variants
 from conch.convert.run import convert
+from conch.core.errors import ConchError
 from tests.causal_rerankers import logit_scorer
 from tests.convert_checkpoints import no_progress, quick_plan
 from tests.retrieval_models import (
@@ -232,7 +233,7 @@ def test_a_reranker_over_a_language_model(site: Site) -> None:
 
 
 def test_an_option_that_a_graph_cannot_follow_is_refused(site: Site) -> None:
-    with pytest.raises(Exception, match="parameter 'pooling' has no effect on engine 'onnxruntime'"):
+    with pytest.raises(ConchError, match="parameter 'pooling' has no effect on engine 'onnxruntime'"):
         open_model(site.converted("weighted_layers"), variant=VARIANTS[0], pooling="cls")
 
 

@@ -53,7 +53,7 @@ def test_text_is_answered(client: Any) -> None:
 def test_response_has_an_id_and_its_duration(client: Any) -> None:
     headers = client.responses.with_raw_response.create(model="talker", input="a").headers
     assert headers["x-request-id"].startswith("req_")
-    assert int(headers["openai-processing-ms"]) >= 0
+    assert headers["openai-processing-ms"].isdigit()
 
 
 def test_stream_has_every_event_in_order(client: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.core.errors import internal
+from conch.core.errors import ConchError, internal
 from conch.measure.analyze import applying
 from conch.measure.analyze.applying import BEFORE, apply, changes
 from conch.repository.scan import ModelRepository
@@ -76,7 +76,7 @@ def test_what_does_not_load_leaves_text_permissions_and_links_as_they_were(
     if linked:
         file.symlink_to(file.rename(tmp_path / "real.pbtxt"))
 
-    with pytest.raises(Exception, match="nothing is applied: 8 does not fit"):
+    with pytest.raises(ConchError, match="nothing is applied: 8 does not fit"):
         apply(repository, changes(repository, {"m": {"max_batch_size": 8}}))
 
     assert file.read_text() == TEXT and mode(file) == 0o600 and file.is_symlink() == linked

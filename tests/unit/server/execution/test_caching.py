@@ -157,7 +157,7 @@ async def test_response_that_ends_with_a_flag_alone_is_kept() -> None:
 async def test_refused_request_is_refused_as_without_a_cache() -> None:
     rig = Rig()
     rig.inner.refusal = unavailable("Exceeds maximum queue size")
-    with pytest.raises(Exception, match="Exceeds maximum queue size"):
+    with pytest.raises(ConchError, match="Exceeds maximum queue size"):
         await rig.ask()
     assert rig.model.in_flight == 0 and rig.statistics.fail_count == 1
 

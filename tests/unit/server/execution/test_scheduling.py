@@ -6,6 +6,7 @@ import pytest
 
 from conch.config import pbtxt
 from conch.config.signature import signature
+from conch.core.errors import ConchError
 from conch.server.execution.scheduling import DELAY_SCHEDULER, make_scheduler
 from conch.server.schedulers.batching import DirectScheduler, DynamicBatcher, HeldScheduler
 from tests.unit.server.fakes import Answers, make_request
@@ -25,7 +26,7 @@ def test_models_that_generate_take_requests_one_by_one_under_the_policies_of_the
     first.priority = 1
     queue.add(last, 0)
     queue.add(first, 0)
-    with pytest.raises(Exception, match="Exceeds maximum queue size"):
+    with pytest.raises(ConchError, match="Exceeds maximum queue size"):
         queue.add(make_request(Answers()), 0)
     assert [scheduler.take(1).batch[0] for _ in range(2)] == [first, last]
     assert [first.priority, last.priority] == [1, 2]

@@ -266,7 +266,9 @@ def test_one_compiled_structure_serves_several_sequences(engine: GenerationEngin
         EngineRequest(number, [5 + number], SamplingParams(max_tokens=9, structured_outputs=wanted), 0, compiled)
         for number in range(3)
     ]
-    for progress in finished_by_id(engine, *requests).values():
+    finished = finished_by_id(engine, *requests)
+    assert len(finished) == len(requests)
+    for progress in finished.values():
         assert tokenizer.decode(tokens(progress), skip_special_tokens=True) in ("abc", "xyz")
 
 
