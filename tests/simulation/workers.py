@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START
+from conch.workers.child.buffers import BufferMap
 from conch.workers.child.frames import encode_frame, loads
-from conch.workers.child.memory import BufferMap
 from conch.workers.child.packing import Packer, Unpacker
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.sockets import SimulatedSocket

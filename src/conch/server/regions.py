@@ -21,7 +21,7 @@ from conch.core.errors import Code, ConchError, internal, invalid, not_found, un
 from conch.core.tensors import Buffer, Loan, StoredData
 from conch.machine.memory import children_of
 from conch.wire.regions import Regions, unknown_region
-from conch.workers.child.memory import read_at, write_at
+from conch.workers.child.buffers import read_at, write_at
 from conch.workers.child.packing import INLINE_LIMIT
 
 # A client's region of POSIX shared memory, opened by its key and accessed through its file. The file is never mapped: a

@@ -25,8 +25,8 @@ from conch.telemetry.custom import CustomMetrics
 from conch.telemetry.statistics import ModelStatistics
 from conch.testing.fakes import FakeModel, FakeModels
 from conch.testing.imports import ModelImports
+from conch.workers.child.buffers import BufferMap
 from conch.workers.child.channel import Header
-from conch.workers.child.memory import BufferMap
 from conch.workers.child.messages import of_model
 from conch.workers.child.packing import Descriptor, Packer, Unpacker
 from conch.workers.host.bls import BlsHandler, MetricsHandler

@@ -16,7 +16,7 @@ from conch.core.errors import Code, ConchError, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import WireTensor
 from conch.server.regions import MOST_REGIONS, ClientRegions, CudaRegion, HeldRegions, SystemRegion, is_mapped
-from conch.workers.child.memory import BufferMap, BufferPool
+from conch.workers.child.buffers import BufferMap, BufferPool
 from conch.workers.child.packing import INLINE_LIMIT, Packer, Unpacker
 
 SIZE = 4 * INLINE_LIMIT

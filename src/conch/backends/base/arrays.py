@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from conch.core.errors import ConchError, internal, invalid
 from conch.core.tensors import Buffer, WireTensor, pack_bytes, split_bytes
-from conch.workers.child.memory import OutputLoan
+from conch.workers.child.buffers import OutputLoan
 
 Array = npt.NDArray[Any]
 

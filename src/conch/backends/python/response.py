@@ -12,7 +12,7 @@ from typing import Any
 from conch.backends.python import arguments
 from conch.backends.python.errors import TritonError, TritonModelException
 from conch.backends.python.tensor import MaybeNone, Tensor
-from conch.workers.child.memory import OutputLoan
+from conch.workers.child.buffers import OutputLoan
 from conch.workers.child.packing import Packer
 
 #: For requests whose outputs are all sent to the server.

@@ -20,7 +20,7 @@ from conch.backends.python import arguments
 from conch.backends.python.errors import TritonModelException
 from conch.core.tensors import Buffer
 from conch.workers.child.borrowing import BorrowingUnpacker
-from conch.workers.child.memory import OutputLoan
+from conch.workers.child.buffers import OutputLoan
 from conch.workers.child.packing import INLINE_LIMIT, Descriptor, Packer
 
 #: By protocol name: the number of the configuration's enum, and the numpy type.

@@ -34,7 +34,7 @@ from conch.wire.output.tools import Tools
 from conch.wire.regions import Regions
 from conch.wire.retrieval.endpoints import PLANS
 from conch.wire.transcriptions import TranscriptionPlan
-from conch.workers.child.memory import anonymous_file
+from conch.workers.child.buffers import anonymous_file
 
 Header = dict[str, Any]
 

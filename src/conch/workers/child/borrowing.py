@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from conch.workers.child.buffers import LentFile
 from conch.workers.child.channel import Channel
-from conch.workers.child.memory import LentFile
 from conch.workers.child.packing import Unpacker
 
 

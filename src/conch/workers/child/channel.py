@@ -15,8 +15,8 @@ from typing import Callable
 
 from conch.core.errors import internal
 from conch.core.tensors import Buffer
+from conch.workers.child.buffers import BufferMap, BufferPool
 from conch.workers.child.frames import Frame, FrameReader, Header, encode_frame
-from conch.workers.child.memory import BufferMap, BufferPool
 from conch.workers.child.packing import Packer
 
 __all__ = ["Channel", "Endpoint", "Frame", "Header", "Message", "write"]

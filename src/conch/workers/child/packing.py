@@ -13,7 +13,7 @@ from typing import Any, Callable, Protocol
 
 from conch.core.errors import internal
 from conch.core.tensors import ELEMENT_SIZE, PROTOCOL_NAME, Buffer, Loan, StoredData, WireTensor
-from conch.workers.child.memory import BufferMap, BufferPool, LentFile, OutputLoan
+from conch.workers.child.buffers import BufferMap, BufferPool, LentFile, OutputLoan
 
 #: ``[name, datatype, shape, size]``, followed by ``buffer, offset`` for data in a channel buffer or a lent file, or by
 #: ``-file, offset`` for an output that the worker has written to a lent file.

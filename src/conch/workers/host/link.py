@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from conch.core.errors import ConchError
 from conch.core.inference import ignore
+from conch.workers.child.buffers import BufferMap
 from conch.workers.child.channel import Endpoint, Frame, Message, write
-from conch.workers.child.memory import BufferMap
 from conch.workers.child.packing import Packer
 
 #: Time without frames after which free channel buffers are released (s). Mapping new ones costs as much as writing

@@ -14,7 +14,7 @@ from conch.backends.base.arrays import Array, Request, Result, Strings, array_of
 from conch.backends.base.backend_base import BatchBackend, TensorBackend
 from conch.core.errors import ConchError, invalid
 from conch.core.tensors import WireTensor, pack_bytes, split_bytes
-from conch.workers.child.memory import BufferMap
+from conch.workers.child.buffers import BufferMap
 from conch.workers.child.packing import Packer, Unpacker
 
 CONFIG = {

@@ -14,7 +14,7 @@ from conch.server.schedulers.batching import DirectScheduler, DynamicBatcher
 from conch.server.schedulers.queue import RequestQueue
 from conch.server.schedulers.tokens import TokenBatcher
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.child.memory import BufferMap
+from conch.workers.child.buffers import BufferMap
 from conch.workers.child.packing import Unpacker
 from tests.unit.fake_clock import settle
 from tests.unit.server.fakes import Answers, FakeWorker, make_request

@@ -15,9 +15,9 @@ import pytest
 from conch.core.errors import ConchError
 from conch.core.tensors import Loan, StoredData, WireTensor
 from conch.workers.child import channel, frames
+from conch.workers.child.buffers import BufferMap, anonymous_file
 from conch.workers.child.channel import Channel, Endpoint, write
 from conch.workers.child.frames import Frame, FrameReader, Header, dumps, encode_frame
-from conch.workers.child.memory import BufferMap, anonymous_file
 from conch.workers.child.packing import INLINE_LIMIT, PAYLOAD_LIMIT, Packer, Unpacker, lent_outputs
 
 

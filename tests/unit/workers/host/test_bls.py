@@ -11,8 +11,8 @@ import pytest
 from conch.core.errors import ConchError, internal, invalid, unavailable
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.tensors import WireTensor
+from conch.workers.child.buffers import BufferMap
 from conch.workers.child.channel import Header
-from conch.workers.child.memory import BufferMap
 from conch.workers.child.packing import Packer, Unpacker
 from conch.workers.host.bls import BlsHandler
 

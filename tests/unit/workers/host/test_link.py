@@ -9,8 +9,8 @@ from typing import Any
 
 from conch.core.errors import ConchError
 from conch.core.tensors import WireTensor
+from conch.workers.child.buffers import IDLE_LIMIT
 from conch.workers.child.channel import Endpoint, Frame, write
-from conch.workers.child.memory import IDLE_LIMIT
 from conch.workers.child.packing import Packer
 from conch.workers.host.link import FLUSH_SECONDS, IDLE_SECONDS, Link
 from tests.unit.fake_clock import fake_clock, settle

@@ -7,8 +7,7 @@ import os
 import pytest
 
 from conch.core.errors import ConchError
-from conch.workers.child import memory
-from conch.workers.child.memory import BufferMap, BufferPool, ChannelBuffer
+from conch.workers.child.buffers import BufferMap, BufferPool, ChannelBuffer
 
 MIB = 1 << 20
 
@@ -138,7 +137,7 @@ def test_forgotten_buffer_is_unknown() -> None:
 
 
 def test_without_memfd_an_unlinked_file_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(memory.os, "memfd_create")
+    monkeypatch.delattr(os, "memfd_create")
     pool, buffers = BufferPool(), BufferMap()
     buffer = pool.take(1000)
     announce(buffer, buffers)
