@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -169,7 +170,7 @@ def truncated_offsets(whole: Any, special: list[int], side: str) -> list[tuple[i
     return [(0, 0) if added else next(kept) for added in special]
 
 
-def left_of(ids: list[int], count: int, side: str) -> list[int]:
+def left_of(ids: Ids, count: int, side: str) -> Ids:
     """Return ``count`` ids of those that remain if a text is cut off on ``side``."""
     return ids[:count] if side == "right" else ids[max(0, len(ids) - count) :]
 
@@ -177,7 +178,7 @@ def left_of(ids: list[int], count: int, side: str) -> list[int]:
 class TokenTemplate(NamedTuple):
     """The special tokens before, between and after one or two texts; ``types`` are of these and of each text."""
 
-    special: list[list[int]]
+    special: list[Ids]
     special_types: list[list[int]]
     types: list[int]
 
@@ -186,15 +187,12 @@ class TokenTemplate(NamedTuple):
         """The number of special tokens."""
         return sum(map(len, self.special))
 
-    def joined(self, texts: Sequence[list[int]]) -> Ids:
+    def joined(self, texts: Sequence[Ids]) -> Ids:
         """Return INT64 ids of ``texts`` with special tokens."""
-        ids = [*self.special[0]]
-        for text, special in zip(texts, self.special[1:], strict=True):
-            ids += text
-            ids += special
-        return np.array(ids, np.int64)
+        first, *others = self.special
+        return np.concatenate([first, *chain.from_iterable(zip(texts, others, strict=True))])
 
-    def joined_types(self, texts: Sequence[list[int]]) -> Ids:
+    def joined_types(self, texts: Sequence[Ids]) -> Ids:
         """Return the INT64 types of these ids."""
         types = [*self.special_types[0]]
         for text, own, special in zip(texts, self.types, self.special_types[1:], strict=True):
@@ -215,7 +213,7 @@ def template_of(fast: Any, *texts: str) -> TokenTemplate:
             special_types[len(types)].append(kind)
         elif owner == len(types):
             types.append(kind)
-    return TokenTemplate(special, special_types, types)
+    return TokenTemplate([np.array(ids, np.int64) for ids in special], special_types, types)
 
 
 class FastTokenizer(TextTokenizer):
@@ -308,7 +306,7 @@ class FastTokenizer(TextTokenizer):
         special = self.special_token_count(pair=True)
         room = limit - special
         if self._words is not None:
-            known: tuple[dict[str, list[int]], ...] = tuple(
+            known: tuple[dict[str, Ids], ...] = tuple(
                 dict(zip(distinct, self._ids(list(distinct), name), strict=True))
                 for distinct, name in zip(map(dict.fromkeys, (firsts, seconds)), names, strict=True)
             )
@@ -372,7 +370,7 @@ class FastTokenizer(TextTokenizer):
             raise refused(error, name) from None
         return encodings
 
-    def _ids(self, texts: Sequence[str], name: str) -> Iterator[list[int]]:
+    def _ids(self, texts: Sequence[str], name: str) -> Iterator[Ids]:
         """Yield the ids of each text without special tokens, by its words."""
         assert self._words is not None
         encode = partial(self._encodings, name=name, special_tokens=False)

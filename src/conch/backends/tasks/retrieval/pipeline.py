@@ -465,7 +465,7 @@ class TablePipeline(Pipeline):
             length = len(ids)
             if 0 < limit < length:
                 ids, truncated = ids[-limit:] if side == "left" else ids[:limit], truncated + 1
-            sequences.append(Tokens(np.array(ids, np.int64), None, length))
+            sequences.append(Tokens(ids, None, length))
         prepared = TextRequest(request, sequences, truncated, PromptTokens())
         prepared.pipeline, prepared.task = self, task
         return prepared
@@ -513,5 +513,5 @@ def _padded(ids: Array, lengths: Array) -> Features:
     return Features({IDS: padded, MASK: mask}, padded=bool((lengths < longest).any()))
 
 
-def _library_ids(texts: Sequence[str], encode: Callable[[Sequence[str]], list[Any]]) -> list[list[int]]:
-    return [encoding.ids for encoding in encode(texts)]
+def _library_ids(texts: Sequence[str], encode: Callable[[Sequence[str]], list[Any]]) -> list[Array]:
+    return [np.array(encoding.ids, np.int64) for encoding in encode(texts)]
