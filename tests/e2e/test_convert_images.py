@@ -11,14 +11,14 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 
-from conch.backends.tasks.task import ExecutionWork
 from conch.convert.run import convert
 from conch.core.errors import ConchError
 from tests import task_checkpoints
 from tests.convert_checkpoints import no_progress, quick_plan
-from tests.retrieval_models import close, completed, open_model, vectors
+from tests.retrieval_models import close, vectors
 from tests.task_checkpoints import image_file
-from tests.text_checkpoints import TEXTS, request
+from tests.task_requests import open_model
+from tests.text_checkpoints import TEXTS, answer, request
 
 FILES = [image_file(40, 30), image_file(64, 64, 1, "JPEG"), image_file(20, 90, 2)]
 VARIANTS = ("onnxruntime-fp32", "openvino-fp32")
@@ -32,8 +32,7 @@ def saved_clip(folder: Path) -> Path:
 
 
 def embed(task: Any, **inputs: Any) -> Any:
-    [result] = completed(task.execute([task.prepare(request(**inputs))], ExecutionWork()))
-    return vectors(result)
+    return vectors(answer(task, request(**inputs)))
 
 
 @pytest.mark.parametrize("make", [saved_clip, task_checkpoints.siglip])
