@@ -2,9 +2,10 @@
 
     python -m tests.side_by_side --beside tests/unit/measure/perf "tests/unit/server" "tests/docs tests/examples"
 
-Each argument is a command line of pytest's; the next one is started when one has ended. One that mostly waits, after
-``--beside``, runs beside the two from the beginning. The first one's output appears as it comes, that of each other one
-when it and all before it have ended. Ends with 1 unless all have passed.
+Each argument is a command line of pytest's; the next one is started when one has ended. Those after ``--beside`` run
+beside the two, one after another: what mostly waits comes first, and what bears a busy machine follows. The first one's
+output appears as it comes, that of each other one when it and all before it have ended. Ends with 1 unless all have
+passed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import IO, Final
 
 #: More of them finish sooner, and let the real Triton crash now and then, whose stubs bear no busy machine.
@@ -46,21 +49,37 @@ class _Run:
             sys.stdout.flush()
 
 
+@dataclass
+class _Lane:
+    """Runs of which ``at_once`` run at a time."""
+
+    waiting: deque[str]
+    at_once: int
+    started: list[_Run] = field(default_factory=list)
+
+    def running(self) -> int:
+        return sum(run.process.poll() is None for run in self.started)
+
+
 def main(runs: Sequence[str], beside: Sequence[str] = ()) -> int:
-    """Run them all, those of ``beside`` from the beginning; returns the exit status."""
-    waiting, started, shown = [*beside, *runs], list[_Run](), 0
+    """Run them all, those of ``beside`` one after another beside the others; returns the exit status."""
+    lanes = [_Lane(deque(beside), 1), _Lane(deque(runs), AT_ONCE)]
+    started, shown = list[_Run](), 0
     with ExitStack() as open_files:
-        while waiting or shown < len(started):
+        while any(lane.waiting for lane in lanes) or shown < len(started):
             try:
-                while waiting and sum(run.process.poll() is None for run in started[len(beside) :]) < AT_ONCE:
-                    output = open_files.enter_context(tempfile.TemporaryFile()) if started else None
-                    started.append(_Run(waiting.pop(0), output))
+                for lane in lanes:
+                    while lane.waiting and lane.running() < lane.at_once:
+                        output = open_files.enter_context(tempfile.TemporaryFile()) if started else None
+                        lane.started.append(_Run(lane.waiting.popleft(), output))
+                        started.append(lane.started[-1])
                 while shown < len(started) and started[shown].process.poll() is not None:
                     started[shown].show()
                     shown += 1
                 time.sleep(_LOOK_SECONDS)
             except KeyboardInterrupt:  # which those that run get as well: each ends as pytest does
-                waiting.clear()
+                for lane in lanes:
+                    lane.waiting.clear()
     return int(len(started) < len(beside) + len(runs) or any(run.process.returncode for run in started))
 
 
