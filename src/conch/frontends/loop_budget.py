@@ -46,7 +46,7 @@ class EventLoopBudget:
 
     @property
     def spent(self) -> bool:
-        """Whether the time of this iteration is being counted and is spent."""
+        """Whether the budget of this iteration is spent; unlike ``over``, never starts the count."""
         return self._counting and self._clock() >= self._until
 
     def later(self, work: Callable[[], None]) -> None:

@@ -195,7 +195,7 @@ class Matcher:
         return self._close is not None or self._matcher is None
 
     def restrict_free(self, scores: Logits) -> None:
-        """Exclude the tokens after which the structure could not follow."""
+        """Exclude tokens after which the structure could no longer begin."""
         if self._start is None:
             scores[list(self._compiled.eos_ids)] = -np.inf
         elif self._close is None:

@@ -47,7 +47,7 @@ _HELPER = "auto-complete-config function for model"
 
 
 class ModelConfig:
-    """A model's configuration; changes may fill in missing fields but must not contradict existing ones."""
+    """A model's configuration; a model may add missing fields but must not change existing ones."""
 
     def __init__(self, model_config: str) -> None:
         self._model_config: dict[str, Any] = json.loads(model_config)

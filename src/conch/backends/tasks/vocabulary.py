@@ -51,7 +51,7 @@ class VocabularyPooling:
             self._thread.mask = None
 
     def _pooled_part(self, hidden: Any) -> Any:
-        """Return ``[n, 1, vocabulary]`` for ``[n, length, size]``, or logits outside of a call."""
+        """Return the pooled logits ``[n, 1, vocabulary]`` of ``[n, length, size]``; outside of a call, all logits."""
         mask = getattr(self._thread, "mask", None)
         if mask is None:
             return self._linear(hidden)

@@ -25,7 +25,7 @@ _LONGEST_CHARACTER: Final = 4
 
 
 class TextStream(ABC):
-    """The detokenizer of a sequence. The texts returned by ``add`` and ``flush`` join to the text of all ids."""
+    """The detokenizer of a sequence: the texts that ``add`` and ``flush`` return add up to the text of all ids."""
 
     __slots__ = ()
 

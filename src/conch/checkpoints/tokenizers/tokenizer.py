@@ -284,8 +284,8 @@ class TextTokenizer(ABC):
 def refused(error: BaseException, name: str) -> ConchError:
     """Return INVALID_ARG for a text that cannot be tokenised; ``name`` is the text's name in the message.
 
-    Callers catch BaseException, because a Rust panic is not an Exception and must fail only one request. Raises
-    KeyboardInterrupt and SystemExit again.
+    Callers catch BaseException, because a Rust panic is not an Exception and must fail only one request.
+    KeyboardInterrupt and SystemExit are raised again.
     """
     if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error

@@ -1,4 +1,4 @@
-"""Refuses requests of foreign web pages, and determines which pages may read responses (CORS)."""
+"""Refuses requests from foreign web pages, and determines which pages may read responses (CORS)."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class RequestReader:
         return self.broken or self._wait is not None or len(self._rest) > 0
 
     def feed(self, data: bytes) -> None:
-        """Parse received bytes; the rest is parsed later if the connection has enough requests."""
+        """Parse received bytes, or keep them for ``go_on`` while the connection has too many requests."""
         if len(data) <= _PIECE and not self.full:
             self._feed(data)
         elif not self.broken:

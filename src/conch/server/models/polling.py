@@ -102,7 +102,7 @@ class RepositoryPolling:
         self._retries = Retries()
 
     async def record_state(self) -> None:
-        """Record the current state of the repository as known."""
+        """Record the state of the repository; polls report later changes only."""
         await self._repository.in_thread(self._watch.poll)
 
     def start(self) -> None:

@@ -335,7 +335,7 @@ class VersionLoader:
     async def _add_workers(
         self, dispatcher: Dispatcher, starter: WorkerStarter, placements: Sequence[WorkerPlacement]
     ) -> None:
-        """Start a worker at each placement, all or none."""
+        """Start a worker at each placement; if one fails, stop the others."""
         resources = dispatcher.resources
         if resources is not None:
             resources.reserve(starter.config, placements)

@@ -228,7 +228,7 @@ class Trace:
         return f'{{"traceparent":"00-{self.context.trace_id:032x}-{request.span:016x}-01"}}'
 
     def request_ended(self) -> None:
-        """Record that one request has ended."""
+        """Record the end of one request."""
         self.open -= 1
         if not self.open:
             self.closed = True

@@ -45,7 +45,7 @@ def read_translated(chat: Mapping[str, Any], names: Mapping[str, str], form: Cha
 class ConversationResponse(GenerationResponse):
     """A response with one choice.
 
-    The methods for the events of its text keep the parts, and send their own events in a stream.
+    Its methods for the parts of a text collect them, and in a stream also send them as events.
     """
 
     def __init__(self, id: str, plan: ChatPlan) -> None:

@@ -151,7 +151,7 @@ class LoadClimb:
         return bool(before) and all(rate < max(before) * (1 + GROWTH) for rate in last)
 
     def _between(self) -> float | None:
-        """Return the middle between the highest load that satisfied the constraints and the next one that did not."""
+        """Return the midpoint between the highest load that satisfied the constraints and the next one that did not."""
         highest = max((load for load, kept in self._kept.items() if kept), default=None)
         above = [load for load, kept in self._kept.items() if not kept and highest is not None and load > highest]
         if highest is None or not above or self._steps <= 0:

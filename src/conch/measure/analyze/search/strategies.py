@@ -59,7 +59,8 @@ class FinalSteps:
     def after(self, trial: Trial) -> list[Trial]:
         """Return the probable measurements of the final rounds if the search ends after ``trial``.
 
-        Its candidate may then be the best one. The list is empty if no candidate could be compared with the default.
+        If there is no best candidate yet, that of ``trial`` is assumed to become it. The list is empty if there is
+        nothing to compare with the default.
         """
         trials = self._trials()
         if not trials and not trial.candidate.is_default:

@@ -158,7 +158,7 @@ _SECONDS: Final = 0.3
 
 
 class SenderLimit:
-    """Measures the limit once per number of callers; starts its processes at the first measurement."""
+    """Measures the limit once for each number of callers; starts its processes at the first measurement."""
 
     def __init__(self, traffic: Traffic, processes: int) -> None:
         self._traffic = traffic

@@ -110,7 +110,7 @@ def join_entry(response: bytes, items: Buffer) -> bytes:
 
 
 def split_entry(entry: Buffer) -> tuple[memoryview, memoryview]:
-    """Return the response and its input items, both JSON."""
+    """Return the response and its input items, both as JSON."""
     view = memoryview(entry)
     end = _LENGTH.size + _LENGTH.unpack_from(view)[0]
     return view[_LENGTH.size : end], view[end:]
