@@ -36,12 +36,10 @@ SOUND = sound_file(tone(1.2), subtype="FLOAT")
 
 
 def write_language_adapter(checkpoint: Path, folder: Path) -> None:
-    """Write an adapter of the attention of the language model alone, with the names of its weights in memory."""
+    """Write an adapter of the attention of the language model alone, with the names of the checkpoint's files."""
     write_adapter(checkpoint, folder, 1)
     file = folder / "adapter_model.safetensors"
-    before, after = ".language_model.model.", ".model.language_model."
-    tensors = {name.replace(before, after): tensor for name, tensor in load_file(file).items() if before in name}
-    save_file(tensors, file)
+    save_file({name: tensor for name, tensor in load_file(file).items() if "language_model" in name}, file)
 
 
 def ensemble(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -12,6 +12,12 @@ import numpy as np
 import torch
 import transformers
 from torch.nn import functional
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 from transformers.pytorch_utils import Conv1D
 
 from conch.backends.base.verification import example_ids, require_tensors
@@ -68,12 +74,14 @@ class DecoderNetwork:
     def attach(self, key: str, adapter: LoraWeights) -> None:
         """Add an adapter for ``use``. Raises INVALID_ARG for one that does not fit the model."""
         modules = dict(self.model.named_modules())
+        current_name = _renaming(self.model, modules)
         matrices = {}
-        for layer, (down, up) in adapter.layers.items():
+        for name, (down, up) in adapter.layers.items():
+            layer = current_name(name)
             columns, rows = _size(modules.get(layer))
-            if not rows:
-                raise adapter.misfit(f"{layer}.lora_A.weight")
-            adapter.check_layer(layer, columns, rows)
+            if not rows or layer in matrices:
+                raise adapter.misfit(f"{name}.lora_A.weight")
+            adapter.check_layer(name, columns, rows)
             matrices[layer] = tuple(torch.from_numpy(values).to(self.device, self.model.dtype) for values in (down, up))
         for layer in matrices.keys() - self._hooked:
             modules[layer].register_forward_hook(partial(self._add_branch, layer))
@@ -125,6 +133,23 @@ class DecoderNetwork:
         return output.logits[:, -1].float()
 
 
+def _renaming(model: Any, modules: Mapping[str, Any]) -> Callable[[str], str]:
+    """Return a function that maps the name of a layer in a file, which may be that of an older version, to a module's.
+
+    transformers renames the layers of many architectures, and the tensors of checkpoints while it loads them.
+    """
+    renamings = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
+    weights = {f"{name}.weight": True for name in modules}
+
+    def current_name(layer: str) -> str:
+        if layer in modules:
+            return layer
+        name, _ = rename_source_key(f"{layer}.weight", renamings, [], model.base_model_prefix, weights)
+        return str(name).removesuffix(".weight")
+
+    return current_name
+
+
 def _size(module: Any) -> tuple[int, int]:
     """Return the number of inputs and outputs of a linear layer, 0 for other modules."""
     if isinstance(module, Conv1D):
@@ -134,6 +159,9 @@ def _size(module: Any) -> tuple[int, int]:
 
 _logger = logging.getLogger(__name__)
 
+#: The types of models that AutoModelForCausalLM and AutoModelForMultimodalLM load.
+_CAUSAL: Final = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+_MULTIMODAL: Final = frozenset(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
 #: CPU flags of bfloat16 multiplication; without them, bfloat16 is several times slower than float32.
 _NATIVE: Final = frozenset({"amx_bf16", "avx512_bf16"})
 #: The buffers with rotary frequencies; the frequencies of Gemma 3's sliding windows are in others and are not scaled.
@@ -156,9 +184,14 @@ def load(spec: EngineSpec) -> DecoderNetwork:
         if not (path / "adapter_config.json").is_file():
             raise invalid(f"LoRA adapter '{name}' cannot be loaded from '{path}': it has no adapter_config.json")
         try:
-            model.load_adapter(str(path), adapter_name=name)
+            report = model.load_adapter(str(path), adapter_name=name)
         except Exception as error:
             raise invalid(f"LoRA adapter '{name}' cannot be loaded from '{path}': {one_line(error)}") from error
+        if report.unexpected_keys:
+            raise invalid(
+                f"LoRA adapter '{name}' cannot be loaded from '{path}': the model has no place for its weights "
+                f"'{min(report.unexpected_keys)}'"
+            )
     media = MediaNetwork(model, device, spec.media) if spec.media is not None else None
     return DecoderNetwork(model.eval(), device, spec.adapters, media)
 
@@ -167,7 +200,9 @@ def _model(spec: EngineSpec) -> Any:
     arguments: dict[str, Any] = dict(spec.arguments)
     if spec.gguf is not None:
         arguments["gguf_file"] = str(spec.gguf.path.relative_to(spec.directory))
-    kind = transformers.AutoModelForCausalLM if spec.media is None else transformers.AutoModelForMultimodalLM
+    # Some models that read images have no class for texts alone.
+    is_causal = spec.media is None and not (_MULTIMODAL - _CAUSAL) & {spec.config.get("model_type")}
+    kind = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForMultimodalLM
     model, report = kind.from_pretrained(
         spec.directory,
         dtype=_dtype(spec),

@@ -24,6 +24,8 @@ from conch.backends.generation.lora import LoraWeights
 from conch.checkpoints.gguf import GgufFile, read_gguf
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import Feature, SamplingParams
+from tests import media_checkpoints
+from tests.checkpoints import write_adapter
 from tests.refusals import refused
 from tests.unit.backends.engines.driving import finished, finished_by_id, generate, tokens
 from tests.unit.backends.engines.transformers.models import generated, opened, reference, write
@@ -235,6 +237,43 @@ def test_a_gguf_file_is_loaded(folder: Path, tmp_path: Path) -> None:
     assert generate(engine, [3, 4, 5], temperature=0, max_tokens=10) == generate(
         opened(folder), [3, 4, 5], temperature=0, max_tokens=10
     )
+
+
+OLD, NEW = "language_model.model.layers", "model.language_model.layers"
+
+
+@pytest.mark.parametrize(
+    ("names", "place"),
+    [
+        (OLD, True),
+        (NEW, True),
+        (NEW.removeprefix("model."), True),
+        ("model.language_model.model.layers", True),
+        ("language_model.model.levels", False),
+        ("transformer.layers", False),
+    ],
+)
+def test_an_adapter_has_the_names_of_any_version_or_is_refused(names: str, place: bool, tmp_path: Path) -> None:
+    folder = media_checkpoints.write(tmp_path / "llava", "llava")
+    write_adapter(folder, tmp_path / "own", 1)
+    tensors = load_file(tmp_path / "own/adapter_model.safetensors")
+    tensors = {name.replace(OLD, names): tensor for name, tensor in tensors.items() if OLD in name}
+    save_file(tensors, tmp_path / "own/adapter_model.safetensors")
+    weights = LoraWeights.read(tmp_path / "own")
+    engine = opened(folder, adapter_folders=[tmp_path])
+    if not place:
+        with pytest.raises(ConchError, match=f"weights '{names}.*that cannot be added"):
+            engine.attach_adapter("own", weights)
+        assert "no place for its weights" in refusal(folder, adapters={"own": tmp_path / "own"}).message
+        return
+    engine.attach_adapter("own", weights)
+    fixed = opened(folder, adapters={"own": tmp_path / "own"})
+
+    def complete(engine: GenerationEngine, name: str) -> list[int]:
+        sampling = SamplingParams(max_tokens=8, temperature=0, lora_name=name)
+        return tokens(finished_by_id(engine, EngineRequest(0, [5, 6, 7, 8], sampling))[0])
+
+    assert complete(engine, "own") == complete(fixed, "own") != complete(engine, "")
 
 
 def test_a_gguf_file_has_adapters(folder: Path, tmp_path: Path) -> None:
