@@ -49,6 +49,43 @@ async function findings(page, name) {
   for (const { id, nodes } of violations) problems.push(`${name}: axe ${id}: ${nodes[0].html.slice(0, 200)}`)
 }
 
+const PHONE = { width: 360, height: 780 }
+const VIEWS = {
+  light: { colorScheme: 'light' },
+  dark: { colorScheme: 'dark' },
+  phone: { colorScheme: 'light', viewport: PHONE },
+}
+
+/** No findings of axe, nothing wider than the screen, and a screenshot. */
+async function inspect(page, name, view) {
+  await findings(page, `${name}, ${view}`)
+  const wider = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth)
+  check(wider <= 0, `${name}, ${view}: ${wider} pixels wider than the screen`)
+  if (folder) await page.screenshot({ path: `${folder}/${name}-${view}.png` })
+}
+
+/** Inspects a page as it is, in all views. */
+async function look(page, name) {
+  for (const [view, { colorScheme, viewport = { width: 1360, height: 900 } }] of Object.entries(VIEWS)) {
+    await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' })
+    await page.setViewportSize(viewport)
+    await inspect(page, name, view)
+  }
+  await page.setViewportSize({ width: 1360, height: 900 })
+}
+
+/** A picture of one colour, as a file to choose. */
+async function picture(page) {
+  const url = await page.evaluate(() => {
+    const canvas = Object.assign(document.createElement('canvas'), { width: 320, height: 200 })
+    const context = canvas.getContext('2d')
+    context.fillStyle = '#3b7ea1'
+    context.fillRect(0, 0, 320, 200)
+    return canvas.toDataURL('image/png')
+  })
+  return { name: 'a picture.png', mimeType: 'image/png', buffer: Buffer.from(url.split(',')[1], 'base64') }
+}
+
 const scenarios = {
   /** Every page in both themes and on a phone: no findings of axe, no error, nothing wider than the screen. */
   async pages() {
@@ -57,26 +94,19 @@ const scenarios = {
       model: [model('echo'), '.tiles'],
       ensemble: [model('chain', '?tab=steps'), 'svg .node'],
       configuration: [model('echo', '?tab=configuration'), 'li.completed'],
+      conversion: [model('echo', '?tab=conversion'), 'table b'],
       log: [model('echo', '?tab=log'), '[role=log] p'],
       playground: ['#/playground/echo', 'form textarea'],
       missing: ['#/nowhere', 'h1'],
     }
-    const views = {
-      light: { colorScheme: 'light' },
-      dark: { colorScheme: 'dark' },
-      phone: { colorScheme: 'light', viewport: { width: 360, height: 780 } },
-    }
-    for (const [view, options] of Object.entries(views)) {
+    for (const [view, options] of Object.entries(VIEWS)) {
       const page = await open({ ...options, reducedMotion: 'reduce' })
       for (const [name, [hash, selector]] of Object.entries(pages)) {
         await page.goto('about:blank')
         await go(page, hash)
         await page.locator(selector).first().waitFor()
         await live(page)
-        await findings(page, `${name}, ${view}`)
-        const wider = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth)
-        check(wider <= 0, `${name}, ${view}: ${wider} pixels wider than the screen`)
-        if (folder) await page.screenshot({ path: `${folder}/${name}-${view}.png` })
+        await inspect(page, name, view)
       }
       await page.context().close()
     }
@@ -181,6 +211,64 @@ const scenarios = {
     await page.getByText('Send a message').waitFor()
   },
 
+  /** A picture is shown before it is sent, in a chat and in the form of any model with a text input. */
+  async files() {
+    const page = await open()
+    const inputs = [{ name: 'image', datatype: 'BYTES', shape: [-1, 1] }]
+    await pretend(page, (body) => ({ ...body, metadata: { ...body.metadata, inputs }, facts: { chat_template: 'yes' } }))
+    const chunks = [{ content: 'A blue rectangle.' }, { tool_calls: [{ index: 0, id: '1', function: { name: 'paint', arguments: '{"colour":"blue"}' } }] }]
+    const events = chunks.map((delta) => `data: ${JSON.stringify({ choices: [{ index: 0, delta }] })}\n\n`)
+    let sent = null
+    await page.route('**/v1/chat/completions', (route) => {
+      sent = route.request().postDataJSON()
+      return route.fulfill({ contentType: 'text/event-stream', body: events.join('') + 'data: [DONE]\n\n' })
+    })
+    await go(page, '#/playground/echo')
+    const file = await picture(page)
+    await page.locator('input[type=file]').setInputFiles(file)
+    await page.getByAltText('To send').waitFor()
+    await page.getByLabel('Message', { exact: true }).fill('What is this?')
+    await page.keyboard.press('Enter')
+    await page.getByText('paint(').waitFor()
+    check(sent.messages[0].content[1].image_url.url.endsWith(file.buffer.toString('base64')), 'another picture is sent')
+    await look(page, 'chat')
+    await page.getByRole('button', { name: 'Tensors' }).click()
+    await page.locator('input[type=file]').setInputFiles(file)
+    await page.getByAltText('Content of a picture.png').waitFor()
+    const width = await page.getByAltText('Content of a picture.png').evaluate((image) => image.decode().then(() => image.naturalWidth))
+    check(width === 320, `the picture shown is ${width} pixels wide`)
+    check((await page.locator('form textarea').count()) === 0, 'base64 is shown')
+    await look(page, 'picture')
+    await page.route('**/v2/models/echo/infer', (route) => {
+      sent = route.request().postDataJSON()
+      return route.fulfill({ json: { outputs: [{ name: 'label', datatype: 'BYTES', shape: [1], data: ['blue'] }] } })
+    })
+    await page.getByRole('button', { name: 'Run' }).click()
+    await page.getByLabel('Values of label').waitFor()
+    check(sent.inputs[0].data[0] === file.buffer.toString('base64'), 'another picture is sent as a tensor')
+    await page.getByRole('button', { name: 'Remove' }).click()
+    await page.getByText('Missing: image').waitFor()
+  },
+
+  /** Models of two repositories with one name have pages of their own; `alone` is in the second one only. */
+  async shared() {
+    const page = await open()
+    await go(page)
+    await page.locator('tr', { hasText: 'repository 2' }).waitFor()
+    await look(page, 'shared')
+    await page.locator('tr', { hasText: 'repository 2' }).getByRole('link', { name: 'echo' }).click()
+    await page.getByText('ensembles can, with').waitFor()
+    await page.locator('.tiles').waitFor()
+    check((await page.getByRole('link', { name: 'Try it' }).count()) === 0, 'a model that no client can name is offered to try')
+    await page.getByRole('tab', { name: 'Configuration' }).click()
+    await page.getByText('second').first().waitFor()
+    await look(page, 'shared_model')
+    await go(page, '#/playground')
+    await page.getByLabel('Model', { exact: true }).waitFor()
+    const offered = await page.getByLabel('Model', { exact: true }).locator('option').allTextContents()
+    check(offered.join() === 'alone', `the playground offers ${offered}`)
+  },
+
   /** Models that take a pair of texts rank if they return a score, and do not if they return labels. */
   async forms() {
     const tensors = (...names) => names.map((name) => ({ name, datatype: 'BYTES', shape: [-1, 1] }))
@@ -193,6 +281,13 @@ const scenarios = {
       await page.getByText('This request as code').waitFor()
       const buttons = await page.getByRole('button', { name: 'Ranking' }).count()
       check(buttons === ranks, `${outputs}: ${buttons} forms rank`)
+      if (ranks) {
+        const results = [0.02, 0.97, 0.11].map((relevance_score, index) => ({ index, relevance_score }))
+        await page.route('**/v1/rerank', (route) => route.fulfill({ json: { results } }))
+        await page.getByRole('button', { name: 'Rank', exact: true }).click()
+        await page.getByText('3 documents in').waitFor()
+        await look(page, 'ranking')
+      }
       await page.context().close()
     }
   },
@@ -242,7 +337,9 @@ const scenarios = {
     await page.getByRole('searchbox').fill('')
     await page.getByRole('button', { name: 'Model', exact: true }).click()
     await page.locator('tbody tr').first().getByText('echo').waitFor()
-    await findings(page, 'two hundred models')
+    const second = await page.locator('tbody tr').nth(1).getByRole('link').textContent()
+    check(second === 'chain_199', `${second} comes before chain_199`)
+    await look(page, 'many')
   },
 }
 

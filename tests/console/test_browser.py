@@ -15,6 +15,7 @@ import pytest
 
 from tests.console.models import add_chain, add_model
 from tests.servers import ConchServer
+from tests.unit.convert.report.test_document import MANIFEST
 
 _ROOT = Path(__file__).parents[2]
 _SCRIPT = Path(__file__).with_name("browser.mjs")
@@ -36,13 +37,14 @@ def run(scenario: str, server: ConchServer) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
     folder = tmp_path_factory.mktemp("models")
     add_model(folder, "echo")
+    MANIFEST.write(folder / "echo" / "1")
     add_model(folder, "other")
     add_chain(folder, "chain")
     with ConchServer(folder, "--model-control-mode=explicit", "--load-model=chain") as started:
         yield started
 
 
-@pytest.mark.parametrize("scenario", ["pages", "keyboard", "control", "tensors", "stream", "forms"])
+@pytest.mark.parametrize("scenario", ["pages", "keyboard", "control", "tensors", "stream", "files", "forms"])
 def test_console(server: ConchServer, scenario: str) -> None:
     run(scenario, server)
 
@@ -51,6 +53,16 @@ def test_console_asks_for_a_key(tmp_path: Path) -> None:
     add_model(tmp_path, "echo")
     with ConchServer(tmp_path, env={"CONCH_API_KEY": "secret"}) as server:
         run("keys", server)
+
+
+def test_console_has_a_page_for_each_model_of_a_shared_name(tmp_path: Path) -> None:
+    for number, names in enumerate((["echo"], ["echo", "alone"]), 1):
+        for name in names:
+            add_model(tmp_path / str(number), name)
+    config = tmp_path / "2" / "echo" / "config.pbtxt"
+    config.write_text(config.read_text() + 'parameters { key: "of" value { string_value: "second" } }')
+    with ConchServer(tmp_path / "1", "--model-namespacing=true", f"--model-repository={tmp_path / '2'}") as server:
+        run("shared", server)
 
 
 def test_console_shows_a_load_under_way(tmp_path: Path) -> None:

@@ -93,3 +93,19 @@ def test_a_name_of_two_models_is_refused_in_the_form_of_each_api(ports: Ports, p
     assert status == 400 and message in body["error"]["message"]
     status, body = post(getattr(ports, port), "/v2/models/twin/embed", inputs="four")
     assert status == 422 and message in body["error"]
+
+
+def test_the_console_has_a_page_for_each_of_two_models_with_a_name(ports: Ports) -> None:
+    def page(path: str) -> tuple[int, Any]:
+        response = requests.get(f"http://{ports.http}/console/models/{path}", timeout=30)
+        return response.status_code, response.json()
+
+    status, body = page("twin")
+    assert status == 400 and "There are 2 identifiers of model 'twin'" in body["error"]
+    pages = [page(f"twin/versions/1?repository={number}")[1] for number in (1, 2)]
+    for number, shown in enumerate(pages, 1):
+        status, current = page(f"twin/statistics?repository={number}")
+        assert (status, current["serial"]) == (200, shown["serial"])
+    assert pages[0]["serial"] != pages[1]["serial"]
+    for path in ("twin?repository=3", "single?repository=1", "twin?repository=x"):
+        assert page(path)[0] == 404, path

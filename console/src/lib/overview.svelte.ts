@@ -9,6 +9,8 @@ export type State = 'READY' | 'LOADING' | 'UNLOADING' | 'UNAVAILABLE' | 'UNKNOWN
 export interface Row {
   key: string
   name: string
+  /** The number of the model's repository, if names may occur in several. */
+  repository?: number
   version?: number
   state: State
   reason?: string
@@ -155,4 +157,15 @@ export function reconnect(): void {
 
 export function canControl(): boolean {
   return overview.about?.control === 'explicit' || overview.about?.control === 'on-demand'
+}
+
+/** The names that models of several repositories have: clients cannot send requests to them. */
+export function sharedNames(): Set<string> {
+  const first = new Map<string, number | undefined>()
+  const shared = new Set<string>()
+  for (const { name, repository } of rows.values()) {
+    if (first.has(name) && first.get(name) !== repository) shared.add(name)
+    first.set(name, repository)
+  }
+  return shared
 }

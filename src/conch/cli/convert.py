@@ -38,10 +38,13 @@ def convert(options: ConvertOptions) -> int:
     check_files({"--markdown": options.markdown})
     if options.report is not None:
         manifest, lines = written_manifest(options.report), list[str]()
+        folder = options.report.resolve()
+        name = folder.parent.name if folder.name.isdecimal() else folder.name
     else:
         converted = _convert(options)
         manifest, lines = converted.manifest, list(_next_steps(converted))
-    _write(manifest, options.markdown, options.html)
+        name = converted.folders[0].name
+    _write(manifest, name, options.markdown, options.html)
     _print_manifest(terminal.console(), manifest, lines, options.verbose)
     return 0
 
@@ -74,7 +77,7 @@ def _convert(options: ConvertOptions) -> ConvertedModel:
     return converted
 
 
-def _write(manifest: Manifest, markdown_file: Path | None, html: Path | None) -> None:
+def _write(manifest: Manifest, name: str, markdown_file: Path | None, html: Path | None) -> None:
     """Write the report to the requested files."""
     from conch.convert.report.page import report
     from conch.convert.report.table import short_report
@@ -84,7 +87,7 @@ def _write(manifest: Manifest, markdown_file: Path | None, html: Path | None) ->
     if markdown_file is not None:
         markdown_file.write_text(markdown(short_report(manifest)), encoding="utf-8")
     if html is not None:
-        write_report(report(manifest), html)
+        write_report(report(manifest, name), html)
 
 
 def _next_steps(converted: ConvertedModel) -> Iterator[str]:

@@ -483,5 +483,5 @@ def _write(
     manifest = replace(manifest, variants=variants, files=hashes(model / "1"))
     manifest.write(model / "1")
     (model / "report.md").write_text(markdown(short_report(manifest)), encoding="utf-8")
-    write_report(report(manifest), model / "report.html")
+    write_report(report(manifest, model.name), model / "report.html")
     return manifest

@@ -65,10 +65,15 @@ class Naming:
         """Return the repository in a key; empty without namespacing."""
         return self._prefix(key).removesuffix(_BETWEEN)
 
-    def public(self, key: str) -> str:
-        """Return a key with the number of its repository, from 1, in place of the path, which clients do not see."""
+    def number(self, key: str) -> int:
+        """Return the number of a key's repository, from 1; 0 without namespacing."""
         prefix = self._prefix(key)
-        return f"{self._prefixes.index(prefix) + 1}{_BETWEEN}{self.name(key)}" if prefix else key
+        return self._prefixes.index(prefix) + 1 if prefix else 0
+
+    def public(self, key: str) -> str:
+        """Return a key with the number of its repository in place of the path, which clients do not see."""
+        number = self.number(key)
+        return f"{number}{_BETWEEN}{self.name(key)}" if number else key
 
     def _prefix(self, key: str) -> str:
         return next((prefix for prefix in self._prefixes if key.startswith(prefix)), "")

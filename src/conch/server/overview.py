@@ -53,17 +53,12 @@ class Overview:
         """
         loaded = set()
         for key, model_state in list(self._table.models.items()):
-            name = self._table.naming.name(key)
             if not model_state.versions:
-                yield {
-                    "key": self.key(key),
-                    "name": name,
-                    "state": "UNAVAILABLE",
-                    "reason": without_directories(model_state.reason),
-                }
+                reason = without_directories(model_state.reason)
+                yield {**self._identify(key), "state": "UNAVAILABLE", "reason": reason}
             for version, version_state in sorted(model_state.versions.items()):
                 state, reason = version_state.shown
-                row: Row = {"key": self.key(key, version), "name": name, "version": version, "state": str(state)}
+                row: Row = {**self._identify(key, version), "version": version, "state": str(state)}
                 if reason:
                     row["reason"] = without_directories(reason)
                 model = version_state.model
@@ -74,9 +69,20 @@ class Overview:
         known = set(self._table.models)
         for key in directories:
             if key not in known:
-                yield {"key": self.key(key), "name": self._table.naming.name(key), "state": ""}
+                yield {**self._identify(key), "state": ""}
         for serial in self._meters.keys() - loaded:
             del self._meters[serial], self._instances[serial]
+
+    def repository(self, key: str) -> int:
+        """Return the number of the repository of the model with ``key``; 0 unless names may occur in several."""
+        return self._table.naming.number(key)
+
+    def _identify(self, key: str, version: int | str = "") -> Row:
+        """Return the members of a row that tell it from all others."""
+        row: Row = {"key": self.key(key, version), "name": self._table.naming.name(key)}
+        if number := self.repository(key):
+            row["repository"] = number
+        return row
 
     def finish(self, now: float, wall: float, rows: Iterable[Row], free: FreeMemory | None) -> None:
         """Compute the totals from ``rows``, and add samples to the history if they are due.

@@ -119,10 +119,10 @@ def test_models_with_the_same_name_have_rows_of_their_own_without_the_paths_of_r
         table.models[key] = ModelState(key, {1: serving(model)})
     overview = Overview(table)
     rows = observe(overview, 0, *models, "/srv/b::other")
-    assert [(row["key"], row["name"]) for row in rows.values()] == [
-        ("1::m/1", "m"),
-        ("2::m/1", "m"),
-        ("2::other/", "other"),
+    assert [(row["key"], row["name"], row["repository"]) for row in rows.values()] == [
+        ("1::m/1", "m", 1),
+        ("2::m/1", "m", 2),
+        ("2::other/", "other", 2),
     ]
     assert "/srv" not in str(rows)
     assert overview.history.series(overview.key("/srv/b::m", 1))["rate"] == [0]

@@ -247,8 +247,12 @@ def _map_spec(rows: Sequence[Mapping[str, Any]], variants: Sequence[str], column
     return spec | {"padding": _PADDING}
 
 
-def report(manifest: Manifest) -> Report:
-    """Return the report, without sections for which the manifest has no data."""
+def report(manifest: Manifest, name: str = "") -> Report:
+    """Return the report of the model ``name``, without sections for which the manifest has no data.
+
+    The title is the id of a model from the Hub: the folder of any other checkpoint may be called anything.
+    """
+    source = manifest.source
     sections = [
         Section(
             "Choice of the variant", [*_charts(tradeoff_chart(manifest)), *_choice(manifest), variants_table(manifest)]
@@ -262,7 +266,7 @@ def report(manifest: Manifest) -> Report:
         Section("How to reproduce it", [*_reproduce(manifest)]),
     ]
     return Report(
-        f"Conversion of {manifest.source.model if manifest.source.revision else default_name(manifest.source.model)}",
+        f"Conversion of {source.model if source.revision else name or default_name(source.model)}",
         _lead(manifest),
         [section for section in sections if section.blocks],
         [_tiles(manifest), *(Note("warning", f"{warning}.") for warning in manifest.warnings)],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from conch.checkpoints.manifest import Source
 from conch.cli import main
 from conch.convert.report.table import short_report
 from conch.measure.reports.text import markdown
@@ -35,6 +36,13 @@ def test_report_of_the_latest_version_is_shown_again(model: Path, capsys: pytest
     output = capsys.readouterr().out
     assert "ONNX Runtime (int8)" in output and "conch serve" not in output
     assert output.count("[PyTorch (fp32)]") == 2
+    page = model.parent / "again.html"
+    assert main(["convert", "--report", str(model / "9"), "--markdown", str(again), "--html", str(page)]) == 0
+    assert "<title>Conversion of org/&lt;model&gt;|x</title>" in page.read_text()
+    replace(WRITTEN, source=Source("/data/checkpoints/model", "")).write(model / "9")
+    assert main(["convert", "--report", str(model / "9"), "--markdown", str(again), "--html", str(page)]) == 0
+    assert "<title>Conversion of m</title>" in page.read_text()
+    replace(WRITTEN, source=replace(WRITTEN.source, revision="older")).write(model / "9")
     assert main(["convert", "--report", str(model / "9"), "--markdown", str(again)]) == 0
     assert "- revision: older" in again.read_text()
 

@@ -56,12 +56,15 @@ class Console:
         self._logs.end()
         await self._stream.close()
 
-    def _model(self, name: str, version: int) -> Model:
+    def _model(self, exchange: HttpExchange, name: str, version: int) -> Model:
         """Return a version that serves, the highest for -1; does not load a model on demand.
 
-        Raises NOT_FOUND, and INVALID_ARG if models of several repositories have the name.
+        If models of several repositories have the name, the query ``repository`` is the number of one of them. Raises
+        NOT_FOUND, and INVALID_ARG for an ambiguous name.
         """
         models = [model for model in self._server.versions_of(name) if version in (-1, model.version)]
+        if repository := parse_qs(exchange.query).get("repository", [""])[0]:
+            models = [model for model in models if str(self._server.overview.repository(model.key)) == repository]
         if not models:
             raise not_found(f"model '{name}' is not loaded")
         if (count := len({model.key for model in models})) > 1:
@@ -72,12 +75,12 @@ class Console:
         start_work(exchange, self._respond_with_page(exchange, name, version))
 
     async def _respond_with_page(self, exchange: HttpExchange, name: str, version: int) -> None:
-        document = await model_pages.page(self._model(name, version), self._server.overview)
+        document = await model_pages.page(self._model(exchange, name, version), self._server.overview)
         exchange.respond(200, [JSON, _NO_STORE], dumps(document))
 
     def _current(self, exchange: HttpExchange, name: str, version: int) -> None:
         self._server.ledger.refresh()
-        document = model_pages.current(self._model(name, version))
+        document = model_pages.current(self._model(exchange, name, version))
         exchange.respond(200, [JSON, _NO_STORE], dumps(document))
 
     def _log(self, exchange: HttpExchange, name: str, version: int) -> None:
