@@ -219,7 +219,7 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 
 $(STAMPS)/llamacpp: $(STAMPS)/models
 	@echo "Compiling llama.cpp with a C++ compiler, which takes minutes on all cores ..."
-	@CMAKE_ARGS=-DLLAVA_BUILD=OFF $(PIP) --no-cache-dir -e ".[llamacpp]" openai pytest pytest-asyncio pytest-timeout
+	@$(PIP) --no-cache-dir -e ".[llamacpp,image]" openai pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 # uv resolves the versions of so many packages in seconds, pip in an hour.  aider pins its own.

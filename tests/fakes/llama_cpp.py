@@ -61,6 +61,8 @@ class Context:
     shift: int = 0
     logits: Any = None
     vectors: Any = None
+    #: Whether attention was causal, by call of ``llama_set_causal_attn``.
+    causal: list[bool] = field(default_factory=list)
     freed: bool = False
 
 
@@ -140,6 +142,14 @@ def llama_model_n_embd_out(model: Model) -> int:
     return EMBEDDING
 
 
+def llama_model_n_embd_inp(model: Model) -> int:
+    return EMBEDDING
+
+
+def llama_set_causal_attn(context: Context, causal: bool) -> None:
+    context.causal.append(causal)
+
+
 def llama_model_n_cls_out(model: Model) -> int:
     return 1
 
@@ -194,10 +204,13 @@ def llama_decode(context: Context, batch: llama_batch) -> int:
     for index in range(batch.n_tokens):
         assert batch.n_seq_id[index] == 1
         tokens = context.memory.setdefault(batch.seq_id[index][0], [])
-        if not 0 <= batch.token[index] < VOCABULARY or batch.pos[index] != len(tokens):
+        # A vector counts as a token: the sum of its numbers.
+        numbers = batch.embd[index * EMBEDDING : (index + 1) * EMBEDDING] if batch.embd else ()
+        token = int(sum(numbers)) if batch.embd else batch.token[index]
+        if not 0 <= token < VOCABULARY or batch.pos[index] != len(tokens):
             _log[0](4, b"llama_decode: invalid input batch\n", None)
             return -1
-        tokens.append(batch.token[index])
+        tokens.append(token)
         if sum(map(len, context.memory.values())) > context.parameters.n_ctx:
             return 1
         vectors += [float("nan") if context.model.kind == "nan" else float(sum(tokens)), float(batch.pos[index])]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import operator
+from base64 import b64encode
 from collections.abc import Iterator
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from conch.checkpoints.tokenizers.open import open_gguf
 from tests.conformance.raw import Reply, Request, get, post, send
 from tests.events import eventually
 from tests.llamacpp.models import Alone, demo
+from tests.llamacpp.projectors import write_llava
 from tests.llamacpp.test_loading import changes, write_adapter
+from tests.llamacpp.test_media import Helper, picture
 from tests.llamacpp.test_retrieval import write_minilm, write_ranker
 from tests.servers import ConchServer
 from tests.unit.checkpoints.gguf_files import MEAN
@@ -53,6 +57,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cut.write_bytes(demo().read_bytes()[:50_000_000])
     minilm, _ = write_minilm(folder / "minilm.gguf", MEAN, "Q8_0")
     ranker, _ = write_ranker(folder / "ranker.gguf")
+    seeing = folder / "seeing"
+    seeing.mkdir()
+    (seeing / "SmolLM2.gguf").symlink_to(demo())
+    write_llava(seeing / "mmproj-SmolLM2.gguf", 576)
     models = {
         "minilm": {"model": str(minilm)},
         "ranker": {"model": str(ranker)},
@@ -61,6 +69,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cut": {"model": str(cut)},
         "layers": {"model": str(demo()), "n_gpu_layers": "4"},
         "elsewhere": {"model": str(demo()), "engine": "transformers", "n_gpu_layers": "4"},
+        "sees": {"model": str(seeing)},
         "drafted": {"model": str(demo()), "speculative_method": "eagle"},
     }
     for name, parameters in models.items():
@@ -141,6 +150,34 @@ def test_adapter_is_a_model_id_and_changes_the_text(server: ConchServer) -> None
     assert adapted.json()["text_output"] != plain.json()["text_output"]
     unknown = generate(server, "adapted", sampling_parameters={"lora_name": "blue"})
     assert unknown.status == 400 and "blue" in unknown.error
+
+
+def test_chat_with_an_image_gives_the_text_of_libmtmd(server: ConchServer, repository: Path) -> None:
+    assert load(server, "sees").status == 200
+    image, buffer = picture(3), BytesIO()
+    image.save(buffer, "PNG")
+    url = f"data:image/png;base64,{b64encode(buffer.getvalue()).decode()}"
+    parts = [{"type": "text", "text": "Tell me"}, {"type": "image_url", "image_url": {"url": url}}]
+    body = {
+        "model": "sees", "max_tokens": 12, "temperature": 0, "ignore_eos": True,
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}],
+    }  # fmt: skip
+    reply = post(server.http, "/v1/chat/completions", body).json()
+    texts = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nTell me",
+        "<|im_end|>\n<|im_start|>assistant\n",
+    )
+    tokenizer = open_gguf(read_gguf(demo()))
+    wanted = Helper(demo(), repository.parent / "seeing" / "mmproj-SmolLM2.gguf").greedy(texts, [image])
+    assert "choices" in reply, reply
+    assert reply["choices"][0]["message"]["content"] == tokenizer.decode(wanted)
+    assert reply["usage"]["prompt_tokens"] == 16 + sum(len(tokenizer.encode(text)) for text in texts)
+    unmarked = {**body, "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "<__image__>"}]}]}
+    refused = post(server.http, "/v1/chat/completions", unmarked)
+    assert refused.status == 400 and "2 times '<__image__>', and the request 1" in str(refused.error)
+    message = {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]}
+    refused = post(server.http, "/v1/chat/completions", {**body, "messages": [message]})
+    assert refused.status == 400 and "the model does not read 'audio': it reads 'image'" in str(refused.error)
 
 
 def test_embedding_model_has_the_routes_of_embeddings(server: ConchServer) -> None:

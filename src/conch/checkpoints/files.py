@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from conch.config.reading import open_regular, read_json
+from conch.config.reading import gguf_files, open_regular, read_json
 from conch.core.errors import invalid
 
 #: Graph files in a folder that was not written by ``conch convert``, in order of preference.
@@ -52,17 +52,32 @@ def engines_of(folder: Path) -> tuple[str, ...]:
 
 
 def gguf_file(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder with a single GGUF file and no other weights, else None.
+    """Return the GGUF file of a folder with a single one and no other weights, else None; a projector may be beside it.
 
     Raises INVALID_ARG for several GGUF files in a folder without ``config.json``.
     """
-    files = sorted(folder.glob(f"*{GGUF}"))
+    models, projectors = gguf_files(folder)
+    files = models or projectors
     if not files or (folder / "conch.json").is_file() or engines_of(folder):
         return None
     if len(files) > 1 and not (folder / "config.json").is_file():
         names = ", ".join(path.name for path in files[:3])
         raise invalid(f"checkpoint {folder} has {len(files)} GGUF files: set parameter 'model' to one of {names}")
     return files[0] if len(files) == 1 else None
+
+
+def projector_file(gguf: Path) -> Path | None:
+    """Return the projector beside a GGUF file if there are no other models in the folder, else None.
+
+    Raises INVALID_ARG for several projectors.
+    """
+    models, projectors = gguf_files(gguf.parent)
+    if len(models) != 1 or not projectors:
+        return None
+    if len(projectors) > 1:
+        names = ", ".join(path.name for path in projectors[:3])
+        raise invalid(f"{gguf.parent} has {len(projectors)} projectors: set parameter 'mmproj' to one of {names}")
+    return projectors[0]
 
 
 def require_whole(gguf: Path) -> None:

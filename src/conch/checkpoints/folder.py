@@ -178,8 +178,9 @@ class Checkpoint:
     is the maximum length of a text and ``positions`` the number of positions of the network, in tokens (0: unlimited).
     ``refuses_long_texts`` is whether longer texts are refused instead of truncated.
     ``manifest`` is the verified conch.json, ``variant`` the selected variant, and ``gguf`` the parsed GGUF file, None
-    for a folder. ``version_directory`` is the directory in the model repository: ``directory`` itself or the directory
-    that refers to it; None outside a repository. ``warning`` describes ignored parts of ``model.json``, or is empty.
+    for a folder. ``projector`` is the file that reads images and recordings for the language model in a GGUF file.
+    ``version_directory`` is the directory in the model repository: ``directory`` itself or the directory that refers to
+    it; None outside a repository. ``warning`` describes ignored parts of ``model.json``, or is empty.
     """
 
     directory: Path
@@ -195,6 +196,7 @@ class Checkpoint:
     manifest: Manifest | None = None
     variant: Variant | None = None
     gguf: GgufFile | None = None
+    projector: Path | None = None
     version_directory: Path | None = None
     warning: str = ""
     #: Dependencies of outputs other than the files of the version, as kinds and texts; see
@@ -252,6 +254,8 @@ class Checkpoint:
         if gguf is not None and self.task != TEXT_GENERATION:
             self.config |= retrieval_config(gguf)
             self.labels = labels_of(self.config, str(gguf.path))
+        elif gguf is not None:
+            self.projector = self._find_projector(gguf)
         self.options = self._with_engine()
         if manifest is not None:
             self.variant = manifest.select(options.variant, files_for(self.options.engine))
@@ -261,6 +265,14 @@ class Checkpoint:
         self._require_trust()
         self._find_lengths()
         return self
+
+    def _find_projector(self, gguf: GgufFile) -> Path | None:
+        """Return the projector that parameter ``mmproj`` names, or the one beside the file."""
+        named = self.options.text("mmproj")
+        projector = self.named_path("mmproj", named) if named else files.projector_file(gguf.path)
+        if projector is not None and not named:
+            self.dependencies.append(("path", str(projector)))
+        return projector
 
     def part(self, path: str) -> Checkpoint:
         """Return the checkpoint in a subfolder, which is a module of sentence-transformers; itself for an empty path.
@@ -389,16 +401,20 @@ class Checkpoint:
 
     @property
     def reads_media(self) -> bool:
-        """Whether it generates text from images or sound, with its own processor."""
+        """Whether it generates text from images or sound, with its own processor or projector."""
         kind = self.config.get("model_type")
         files = ("processor_config.json", "preprocessor_config.json")
-        return (
-            self.gguf is None and self.task == TEXT_GENERATION and kind in CONVERSATIONAL and any(map(self.has, files))
-        )
+        if self.gguf is not None:
+            return self.projector is not None
+        return self.task == TEXT_GENERATION and kind in CONVERSATIONAL and any(map(self.has, files))
 
     @property
     def media_extras(self) -> tuple[str, ...]:
         """The pip extras that read the images and recordings of its prompts."""
+        if self.projector is not None:
+            header = read_gguf(self.projector)
+            names = {"image": "clip.has_vision_encoder", "audio": "clip.has_audio_encoder"}
+            return tuple(extra for extra, name in names.items() if header.flag(name))
         kinds = {"image": "vision_config", "audio": "audio_config"}
         return tuple(extra for extra, name in kinds.items() if self.reads_media and self.config.get(name))
 

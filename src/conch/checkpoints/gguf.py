@@ -355,7 +355,7 @@ _NUMBERS: Final[Mapping[str, str]] = {
     "layer_norm_eps": "attention.layer_norm_epsilon",
 }
 #: The architecture of files that turn images and sounds into vectors for a language model.
-_PROJECTOR: Final = "clip"
+PROJECTOR: Final = "clip"
 _REQUIRED: Final = ("max_position_embeddings", "hidden_size", "num_hidden_layers")
 _TOKENS: Final[Mapping[str, str]] = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
@@ -369,10 +369,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     name = file.text("general.architecture")
     if not name:
         raise invalid(f"{file.path} holds no model: general.architecture is missing")
-    if name == _PROJECTOR or file.text("general.type") == "mmproj":
+    if name == PROJECTOR or file.text("general.type") == "mmproj":
         raise invalid(
-            f"{file.path} is a projector of images or sounds (mmproj), which conch does not serve: give the file of "
-            "the language model, which then reads texts only"
+            f"{file.path} is a projector of images or sounds (mmproj), not a model: give the file of the language "
+            "model, and this one as parameter 'mmproj'"
         )
     if file.text("general.type", "model") != "model":
         raise invalid(f"{file.path} holds no model but a '{file.text('general.type')}'")

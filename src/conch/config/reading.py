@@ -109,3 +109,10 @@ def escaped(character: str) -> str:
     """Return the escape of a character: ``\\xNN``, ``\\uNNNN`` or ``\\UNNNNNNNN``."""
     number = ord(character)
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def gguf_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the GGUF files of models in a folder, and those of projectors, whose names contain ``mmproj``."""
+    files = sorted(folder.glob("*.gguf"))
+    projectors = [path for path in files if "mmproj" in path.name.lower()]
+    return [path for path in files if path not in projectors], projectors

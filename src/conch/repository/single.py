@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from conch.config.reading import gguf_files
 from conch.core.errors import invalid, unsupported
 from conch.machine.temporary import TemporaryFolder
 from conch.options.declaration import Values, option, options_of
@@ -151,9 +152,10 @@ def _checkpoint(folder: Path) -> Path:
     """
     if any((folder / name).is_file() for name in ("config.json", "modules.json")):
         return folder
-    files = sorted(folder.glob("*.gguf"))
+    models, projectors = gguf_files(folder)
+    files = models or projectors
     if len(files) == 1:
-        return files[0]
+        return folder if models and projectors else files[0]
     if files:
         raise invalid(f"'{folder}' has {len(files)} GGUF files: give one of them, such as {files[0]}")
     directories = [path for path in sorted(folder.iterdir()) if path.is_dir()]

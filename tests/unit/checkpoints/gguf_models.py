@@ -46,6 +46,7 @@ MODELS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
 OTHERS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
     # transformers takes the size of its vocabulary from the tokenizer, and has this one without.
     "starcoder2": ("starcoder2", "Starcoder2Config", {"vocab_size": 49152}),
+    "qwen2vl": ("qwen2vl", "Qwen2Config", {}),
 }
 _ALL: Final = {**MODELS, **OTHERS}
 _NEIGHBOURS: Final = ("llama", "granite", "smollm3")

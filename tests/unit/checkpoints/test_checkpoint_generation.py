@@ -13,7 +13,7 @@ from conch.checkpoints.options import TEXT_ENGINES, Options
 from conch.core.errors import ConchError
 from tests.refusals import refused_argument
 from tests.unit.checkpoints.folders import checkpoint
-from tests.unit.checkpoints.gguf_files import write_model
+from tests.unit.checkpoints.gguf_files import content, write_model
 
 CAUSAL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 256}
 
@@ -127,6 +127,24 @@ def test_configuration_beside_a_gguf_file_does_not_hide_it(tmp_path: Path) -> No
     write_model(tmp_path / "net.gguf")
     gguf = opened(tmp_path).gguf
     assert gguf is not None and gguf.path == tmp_path / "net.gguf"
+
+
+def test_projector_beside_the_only_gguf_file_reads_its_images(tmp_path: Path) -> None:
+    projector = {"general.architecture": "clip", "general.type": "mmproj", "clip.has_vision_encoder": True}
+    write_model(tmp_path / "net.gguf")
+    assert not opened(tmp_path).reads_media
+    for name in ("mmproj-net.gguf", "other.gguf"):
+        (tmp_path / name).write_bytes(content(projector))
+    named = opened(tmp_path, model="net.gguf", mmproj="other.gguf")
+    assert (named.projector, named.media_extras) == (tmp_path / "other.gguf", ("image",))
+    (tmp_path / "other.gguf").unlink()
+    for found in (opened(tmp_path), opened(tmp_path, model="net.gguf")):
+        assert (found.reads_media, found.projector) == (True, tmp_path / "mmproj-net.gguf")
+        assert ("path", str(tmp_path / "mmproj-net.gguf")) in found.dependencies
+    (tmp_path / "net-MMProj-f16.gguf").touch()
+    assert "has 2 projectors: set parameter 'mmproj' to one of mmproj-net.gguf, net-MMProj-f16.gguf" in refusal(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize(

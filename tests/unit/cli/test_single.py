@@ -266,6 +266,9 @@ def test_gguf_file_is_served_under_its_name(started: list[Started], tmp_path: Pa
     assert started[0].name == "SmolLM2.Q4_1"
     assert started[0].model_json == {"model": str(file), "engine": "transformers"}
     assert started[1].model_json == {"model": str(file)}
+    (tmp_path / "mmproj-SmolLM2.gguf").touch()
+    assert main(["serve", str(tmp_path)]) == 0
+    assert started[2].model_json == {"model": str(tmp_path)}, "with its projector"
 
 
 def test_folder_with_several_gguf_files_is_refused(

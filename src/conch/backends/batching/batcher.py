@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from conch.backends.batching.decoder import Chunk, Decoder, Logits
+from conch.backends.batching.decoder import Chunk, Decoder, Logits, MediaSpan
 from conch.backends.batching.prefixes import common_length
 from conch.backends.batching.proposers import DraftModel, Lookahead, PromptLookup, Proposer, lookahead_limit
 from conch.backends.batching.sampler import BeamSearch, SequenceState, logprobs, sample, sample_beams
@@ -69,6 +69,8 @@ class BatchSequence(SequenceState):
     #: The log-probabilities of the prompt's tokens after the first that have been computed; None: not requested.
     prompt_logprobs: list[TokenLogprobs] | None = None
     lookahead: Lookahead = field(default_factory=lambda: Lookahead(0))
+    #: The images and recordings of the prompt.
+    media: Sequence[MediaSpan] = ()
 
     @property
     def adapter(self) -> str:
@@ -142,6 +144,9 @@ class InFlightBatcher(SamplingEngine):
         self.token_bytes = decoder.token_bytes
         self.precision = decoder.precision
         self.adapters = tuple(decoder.adapters)
+        self.warnings = decoder.warnings
+        self.preparer = decoder.preparer
+        self.media = frozenset(decoder.preparer.marks) if decoder.preparer is not None else frozenset()
         self.batch_invariant = spec.batch_invariant
         self.max_sequences = max(1, min(spec.max_sequences or SEQUENCES, decoder.slots, decoder.batched_tokens - 1))
         self._proposer: Proposer | None = None
@@ -168,9 +173,14 @@ class InFlightBatcher(SamplingEngine):
 
     def add(self, request: EngineRequest) -> None:
         sequence = self.new_sequence(BatchSequence, request)
+        if self._decoder.preparer is not None:
+            sequence.media = self._decoder.media_spans(request.prompt, request.media)
         if request.sampling.prompt_logprobs is not None:
+            if sequence.media:
+                raise invalid("prompt_logprobs are not supported for prompts with images or recordings")
             sequence.prompt_logprobs = []
-        sequence.lookahead = Lookahead(self._lookahead)
+        # Proposed tokens would come from the placeholders, too.
+        sequence.lookahead = Lookahead(0 if sequence.media else self._lookahead)
         self._sequences[sequence.id] = sequence
         insort(self._waiting, sequence, key=_rank)
 
@@ -187,7 +197,7 @@ class InFlightBatcher(SamplingEngine):
             self._add_proposals(scheduled, self._proposer)
         rows = sum(len(chunk.tokens) for entry in scheduled for chunk in entry.chunks)
         scheduled += self._schedule_prompts(rows, progress)
-        scored = any(entry.sequence.scores_prompt for entry in scheduled)
+        unusual = any(entry.sequence.scores_prompt or any(chunk.media for chunk in entry.chunks) for entry in scheduled)
         seconds = 0.0
         for adapter, group in _by_adapter(scheduled) if Feature.LORA in self.features else [("", scheduled)]:
             # A beam search of an earlier group may have preempted sequences of this one.
@@ -197,8 +207,8 @@ class InFlightBatcher(SamplingEngine):
                 logits = self._compute([chunk for entry in group for chunk in entry.chunks], adapter)
                 seconds += self._clock() - before
                 progress += self._advance(group, logits)
-        # Logits of all tokens of a prompt take longer than those of the last one, which the budget is about.
-        if scheduled and not scored:
+        # Logits of all tokens of a prompt, and images, take longer than the last logits, which the budget is about.
+        if scheduled and not unusual:
             self._budget.measure(
                 rows, sum(len(chunk.tokens) for entry in scheduled for chunk in entry.chunks) - rows, seconds
             )
@@ -253,7 +263,7 @@ class InFlightBatcher(SamplingEngine):
 
     def _decode_chunks(self, sequence: BatchSequence) -> list[Chunk]:
         return [
-            self._chunk_of(slot, sequence.read, [token])
+            self._chunk_of(sequence, slot, [token])
             for slot, token in zip(sequence.slots, sequence.last_tokens, strict=True)
         ]
 
@@ -278,7 +288,7 @@ class InFlightBatcher(SamplingEngine):
             sequence = entry.sequence
             [slot] = sequence.slots
             if proposed and self._cache.grow(slot, sequence.read + 1 + len(proposed)):
-                chunk = self._chunk_of(slot, sequence.read, [sequence.tokens[-1], *proposed])
+                chunk = self._chunk_of(sequence, slot, [sequence.tokens[-1], *proposed])
                 chunk.wanted = len(chunk.tokens)
                 entry.chunks, entry.proposed = [chunk], proposed
 
@@ -310,7 +320,8 @@ class InFlightBatcher(SamplingEngine):
                 scored, size = True, min(size, FLOOR if rows and not self._chunk else SCORED_CHUNK)
             left -= size
             end = sequence.read + size
-            chunk = self._chunk_of(sequence.slots[0], sequence.read, sequence.tokens[sequence.read : end])
+            end = next((span.end for span in sequence.media if span.start < end < span.end), end)
+            chunk = self._chunk_of(sequence, sequence.slots[0], sequence.tokens[sequence.read : end])
             chunk.wanted = size if sequence.scores_prompt else int(end == len(sequence.tokens))
             scheduled.append(ScheduledSequence(sequence, [chunk]))
         return scheduled
@@ -325,9 +336,11 @@ class InFlightBatcher(SamplingEngine):
             return 1
         return min(self._chunk - sequence.read % self._chunk, sequence.prompt_length - sequence.read)
 
-    def _chunk_of(self, slot: int, start: int, tokens: list[int]) -> Chunk:
-        blocks, needed = self._cache.blocks(slot), self._cache.blocks_for(start + len(tokens))
-        return Chunk(slot, start, tokens, 1, blocks if len(blocks) == needed else blocks[:needed])
+    def _chunk_of(self, sequence: BatchSequence, slot: int, tokens: list[int]) -> Chunk:
+        start, end = sequence.read, sequence.read + len(tokens)
+        blocks, needed = self._cache.blocks(slot), self._cache.blocks_for(end)
+        media = [span for span in sequence.media if span.end > start and span.start < end]
+        return Chunk(slot, start, tokens, 1, blocks if len(blocks) == needed else blocks[:needed], media)
 
     def _is_being_read(self, sequence: BatchSequence) -> bool:
         """Whether a sequence of higher rank reads a longer common beginning than the cache has.
@@ -525,6 +538,8 @@ class InFlightBatcher(SamplingEngine):
 
         Beams differ after the prompt, and tokens that were read singly must not replace those of a chunk.
         """
+        if sequence.media and (self._chunk or not self._decoder.shares_media):
+            count = min(count, sequence.media[0].start)
         return min(count, sequence.prompt_length) if self._chunk or sequence.width > 1 else count
 
     def _shareable_tokens(self, sequence: BatchSequence) -> list[int]:

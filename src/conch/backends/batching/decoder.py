@@ -12,14 +12,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from conch.backends.generation.lora import LoraWeights
+from conch.backends.generation.media import MediaItem, MediaPreparer
 
 Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MediaSpan:
+    """The tokens ``start`` to ``end`` of a prompt, in whose place the decoder reads vectors of an image or a recording.
+
+    They take ``positions`` positions, which may be fewer than tokens. ``content`` belongs to the decoder.
+    """
+
+    start: int
+    end: int
+    positions: int
+    content: Any
 
 
 @dataclass(slots=True)
@@ -29,7 +43,8 @@ class Chunk:
     ``slot`` is the number of the sequence, ``start`` the number of its tokens in the KV cache, and ``tokens`` those
     that follow. The step returns the logits after each of the last ``wanted`` tokens: 0 for a prompt that continues in
     a later step, 1 to choose the next token, more to check proposed tokens. ``blocks`` are the blocks of the cache that
-    hold the sequence with these tokens, in order.
+    hold the sequence with these tokens, in order. ``media`` are the spans of images and recordings among the tokens; a
+    chunk never ends within one.
     """
 
     slot: int
@@ -37,6 +52,7 @@ class Chunk:
     tokens: Sequence[int]
     wanted: int = 1
     blocks: Sequence[int] = field(default_factory=list)
+    media: Sequence[MediaSpan] = ()
 
 
 class Decoder(ABC):
@@ -47,7 +63,8 @@ class Decoder(ABC):
     tokens, each ``token_bytes`` large (0: unknown). ``batched_tokens`` is the maximum number of tokens in a step.
     ``precision`` is the data type of the computation for display. ``rewinds`` is whether a sequence can be shortened
     and its beginning shared; a network with a recurrent state cannot do either. ``adapters`` are the names of LoRA
-    adapters.
+    adapters. ``preparer`` prepares images and recordings, and ``shares_media`` is whether a sequence can be shortened
+    within them. ``warnings`` are for the log.
     """
 
     block_tokens: ClassVar[int] = 32
@@ -61,6 +78,9 @@ class Decoder(ABC):
     rewinds: bool = True
     adapters: tuple[str, ...] = ()
     loads_adapters: ClassVar[bool] = False
+    preparer: MediaPreparer | None = None
+    shares_media: bool = False
+    warnings: tuple[str, ...] = ()
 
     @abstractmethod
     def run(self, chunks: Sequence[Chunk], adapter: str = "") -> Logits:
@@ -69,6 +89,13 @@ class Decoder(ABC):
         Returns the logits ``[sum of wanted, vocabulary]`` in the order of ``chunks`` and tokens. The caller may
         overwrite them, and the next call may too. An exception means that the decoder is broken.
         """
+
+    def media_spans(self, prompt: Sequence[int], items: Sequence[MediaItem]) -> list[MediaSpan]:
+        """Return the places of ``items`` in a prompt (token ids), in order.
+
+        Raises INVALID_ARG unless the prompt has the placeholders of all items, and text after them.
+        """
+        raise NotImplementedError
 
     def attach_adapter(self, key: str, adapter: LoraWeights) -> None:
         """Add an adapter, as an engine does; see ``GenerationEngine.attach_adapter``."""

@@ -164,6 +164,7 @@ def adjust(
             scores[ends] = before
     if (penalty := sampling.repetition_penalty) != 1:
         seen = np.fromiter(set(tokens), np.intp)
+        seen = seen[seen >= 0]  # without placeholders of images
         values = scores[seen]
         scores[seen] = np.where(values > 0, values / penalty, values * penalty)
     if count and (sampling.presence_penalty or sampling.frequency_penalty):

@@ -61,6 +61,7 @@ def draft_spec(spec: EngineSpec, engine: str) -> EngineSpec:
         adapter_folders=(),
         speculative="",
         draft=None,
+        projector=None,
     )
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from conch.backends.generation.lora import LoraWeights
-from conch.backends.generation.media import MediaItem, MediaSpec
+from conch.backends.generation.media import MediaItem, MediaPreparer, MediaSpec, ProjectorSpec
 from conch.checkpoints.gguf import GgufFile
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError
@@ -46,7 +46,8 @@ class EngineSpec:
     adapters by name; clients may load others from ``adapter_folders``, if there are any. ``speculative`` is a method of
     speculative decoding (empty: none): ``draft_model`` with the folder or file ``draft``, or ``ngram``. ``arguments``
     go to the engine's library unchanged (vLLM's engine arguments, for example). ``tokenizer`` is only needed for
-    structured output. ``media`` are the images and recordings that the checkpoint reads, None for texts alone.
+    structured output. ``media`` are the images and recordings that the checkpoint reads, None for texts alone;
+    ``projector`` is a file that reads them for a GGUF file.
     """
 
     directory: Path
@@ -72,6 +73,7 @@ class EngineSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: TextTokenizer | None = None
     media: MediaSpec | None = None
+    projector: ProjectorSpec | None = None
 
     @property
     def source(self) -> Path:
@@ -184,6 +186,8 @@ class GenerationEngine(ABC):
     loads_adapters: bool = False
     #: The kinds of items that prompts may have: ``image``, ``audio``.
     media: frozenset[str] = frozenset()
+    #: The part that processes these items, None if a processor of transformers does.
+    preparer: MediaPreparer | None = None
 
     @abstractmethod
     def add(self, request: EngineRequest) -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 #: The words of a digest: placeholders have the same token ids for all items, so keys of prefixes use the words instead.
 _WORD: Final = 8
+#: The default of parameter ``media_cache_bytes``.
+CACHE_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +41,33 @@ class MediaItem:
         """Return the words of the digest as negative numbers, which are no token ids."""
         parts = (self.digest[start : start + _WORD] for start in range(0, len(self.digest), _WORD))
         return [-1 - (int.from_bytes(part, "little") >> 1) for part in parts]
+
+
+class MediaPreparer(Protocol):
+    """The part of an engine that reads images and recordings by itself."""
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """The texts of placeholders by kind."""
+
+    @property
+    def sample_rate(self) -> int:
+        """The sample rate of recordings (Hz), 0 if it reads none."""
+
+    def prepare(self, kind: str, digest: bytes, content: Any) -> MediaItem:
+        """Return the item for an image of Pillow or the samples of a recording; any thread may call this.
+
+        Its array ``tokens`` has the token ids of the item in a prompt, with words of the digest for placeholders.
+        Raises INVALID_ARG for content that cannot be processed.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectorSpec:
+    """A file that makes vectors of images and recordings; ``cache_bytes`` limits the vectors that are kept."""
+
+    path: Path
+    cache_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from conch.backends.generation.draft import find_draft, speculative_method
 from conch.backends.generation.engine import EngineSpec
-from conch.backends.generation.media import MediaSpec
+from conch.backends.generation.media import CACHE_BYTES, MediaSpec, ProjectorSpec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
@@ -33,6 +33,12 @@ LLAMACPP_PARAMETERS: Final = (
     Parameter("flash_attn", "`auto`, `on`, `off`", "`auto`", "engine `llamacpp`: flash attention"),
     Parameter(
         "kv_unified", "`true`, `false`", "`true`", "engine `llamacpp`: whether all sequences share the whole KV cache"
+    ),
+    Parameter(
+        "mmproj",
+        "file",
+        "`*mmproj*.gguf` beside the only model in a folder",
+        "engine `llamacpp`: the projector that reads images and recordings",
     ),
 )
 
@@ -159,6 +165,9 @@ def engine_spec(
         arguments=arguments or {},
         tokenizer=tokenizer,
         media=media,
+        projector=ProjectorSpec(checkpoint.projector, options.positive("media_cache_bytes", CACHE_BYTES))
+        if checkpoint.projector is not None
+        else None,
     )
 
 

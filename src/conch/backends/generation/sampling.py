@@ -277,7 +277,8 @@ class Limits:
             )
         if sampling.min_tokens > sampling.max_tokens:
             raise invalid(f"min_tokens is {sampling.min_tokens}, but max_tokens is {sampling.max_tokens}", "min_tokens")
-        if max(prompt) >= engine.vocabulary or min(prompt) < 0:  # faster than to look at each token of a long prompt
+        # Faster than to look at each token of a long prompt. An engine that prepares images checks their places itself.
+        if max(prompt) >= engine.vocabulary or (min(prompt) < 0 and engine.preparer is None):
             self.check_token_ids("input", prompt, source)
         self.check_token_ids("'logit_bias'", sampling.logit_bias, "logit_bias")
         self.check_token_ids("'stop_token_ids'", sampling.stop_token_ids, "stop_token_ids")

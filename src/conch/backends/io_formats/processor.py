@@ -14,11 +14,13 @@ from threading import Lock
 from typing import Any, Final
 
 from conch.backends.base.arrays import Request
-from conch.backends.generation.media import MediaItem, MediaSpec
+from conch.backends.generation.media import CACHE_BYTES, MediaItem, MediaSpec
 from conch.backends.tasks import media
 from conch.backends.tasks.transformers import loading
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.chat import ChatTemplate, check_messages
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError, invalid, one_line, unsupported
 from conch.core.inference import TensorSpec
 from conch.machine import extras
@@ -27,9 +29,8 @@ Message = dict[str, Any]
 
 #: The inputs for the files of a prompt, by kind.
 MEDIA_INPUTS: Final = tuple(TensorSpec(kind, "BYTES", (-1,), optional=True) for kind in ("image", "audio"))
-#: Defaults of the parameters ``max_media`` and ``media_cache_bytes``.
+#: The default of parameter ``max_media``.
 MAX_MEDIA: Final = 32
-CACHE_BYTES: Final = 256 << 20
 #: The longest recording of a prompt (s) unless parameter ``max_audio_seconds`` sets it.
 _SECONDS: Final = 600
 #: The arguments of processors by kind.
@@ -47,7 +48,6 @@ class MediaProcessor:
     """The processor of a checkpoint. Raises INVALID_ARG or UNSUPPORTED if it cannot be used."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        options = checkpoint.options
         self.processor = _load(checkpoint)
         names = {"image": "image_processor", "audio": "feature_extractor"}
         #: The text of a placeholder by kind.
@@ -68,6 +68,11 @@ class MediaProcessor:
             self._rate = int(self.processor.feature_extractor.sampling_rate)
         #: Whether the tokens of a prompt that is no conversation begin with a special token.
         self.special_tokens = getattr(self.processor.tokenizer, "add_bos_token", True) is not False
+        self._open_cache(checkpoint.options)
+        self.spec = self._spec(checkpoint)
+
+    def _open_cache(self, options: Options) -> None:
+        """Read the limits of items, and create the cache for them."""
         self._pixels = media.max_pixels(options)
         self._seconds = options.positive("max_audio_seconds", _SECONDS)
         self._most = options.positive("max_media", MAX_MEDIA)
@@ -77,7 +82,6 @@ class MediaProcessor:
         self._lock = Lock()
         #: Whether the template renders parts, by role.
         self._parts: dict[str, bool] = {}
-        self.spec = self._spec(checkpoint)
 
     def items(self, request: Request) -> list[MediaItem]:
         """Return the items of a request; empty without any.
@@ -157,10 +161,7 @@ class MediaProcessor:
 
     def expand(self, text: str, items: Sequence[MediaItem]) -> str:
         """Replace the placeholders in a prompt. Raises INVALID_ARG unless it has one for each item."""
-        for kind, mark in self.marks.items():
-            given, placed = sum(item.kind == kind for item in items), text.count(mark)
-            if given != placed and (given or items):
-                raise invalid(f"the prompt has {placed} times '{mark}', and the request {given} of '{kind}'", kind)
+        self.check_marks(text, items)
         if not items:
             return text
         replacements = {kind: [item.replacement for item in items if item.kind == kind] for kind in self.marks}
@@ -171,6 +172,22 @@ class MediaProcessor:
             texts, replacements.get("image", []), [], replacements.get("audio", [])
         )
         return str(texts[0])
+
+    def check_marks(self, text: str, items: Sequence[MediaItem]) -> None:
+        """Raise INVALID_ARG unless a prompt has a placeholder for each item; without items it may have any."""
+        for kind, mark in self.marks.items():
+            given, placed = sum(item.kind == kind for item in items), text.count(mark)
+            if given != placed and items:
+                raise invalid(f"the prompt has {placed} times '{mark}', and the request {given} of '{kind}'", kind)
+
+    def encode(
+        self, text: str, items: Sequence[MediaItem], tokenizer: TextTokenizer, *, special_tokens: bool
+    ) -> list[int]:
+        """Return the token ids of a prompt with its items. Raises INVALID_ARG unless it has a place for each."""
+        expanded = self.expand(text, items)
+        prompt = tokenizer.encode(expanded, special_tokens=special_tokens and self.special_tokens)
+        self.check(prompt, items)
+        return prompt
 
     def check(self, prompt: Sequence[int], items: Sequence[MediaItem]) -> None:
         """Raise INVALID_ARG unless a prompt (token ids) has the placeholders of its items."""

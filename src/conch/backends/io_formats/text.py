@@ -26,6 +26,7 @@ from conch.backends.generation.media import MediaItem
 from conch.backends.generation.options import ServingOptions
 from conch.backends.generation.sampling import Defaults, Limits, SamplingOverrides, read_document, refuse_unsupported
 from conch.backends.generation.service import ImmediateResponse, ResponseBuilder
+from conch.backends.io_formats.preparation import PreparedMedia
 from conch.backends.io_formats.processor import MEDIA_INPUTS, MediaProcessor
 from conch.backends.io_formats.shortening import Messages, dropped_parts, shortened
 from conch.backends.tasks.task import TaskDescription, complete_config
@@ -202,7 +203,9 @@ class TextResponseBuilder(ResponseBuilder):
         self._samples = [
             _Sample(
                 tokenizer.stream(
-                    skip_special_tokens=options.skip_special_tokens, kept=options.kept_tokens, after=prompt[-_CONTEXT:]
+                    skip_special_tokens=options.skip_special_tokens,
+                    kept=options.kept_tokens,
+                    after=_text_tokens(prompt),
                 ),
                 StoppingText(options.stop, included=options.include_stop),
                 sampling.min_tokens if sampling.beam_width == 1 else 0,
@@ -273,7 +276,7 @@ class TextResponseBuilder(ResponseBuilder):
         if "token_ids" in options.outputs:
             outputs["token_ids"] = np.array([token for sample in samples for token in sample.tokens], np.int32)
         if "prompt_token_ids" in options.outputs and not self._begun:
-            outputs["prompt_token_ids"] = np.array(self.prompts[0][0], np.int32)
+            outputs["prompt_token_ids"] = np.array([max(token, -1) for token in self.prompts[0][0]], np.int32)
         self._begun = True
         for sample in samples:
             sample.text, sample.tokens, sample.logprobs, sample.count = [], [], [], 0
@@ -528,10 +531,7 @@ class TextInterface:
         """Return the token ids of a prompt with its images and recordings."""
         if self.media is None or not items:
             return self.tokenizer.encode(text, special_tokens=not chat)
-        expanded = self.media.expand(text, items)
-        prompt = self.tokenizer.encode(expanded, special_tokens=not chat and self.media.special_tokens)
-        self.media.check(prompt, items)
-        return prompt
+        return self.media.encode(text, items, self.tokenizer, special_tokens=not chat)
 
     def _reserved(self, overrides: SamplingOverrides) -> int:
         """Return the tokens that a prompt leaves to the completion if it is shortened."""
@@ -680,6 +680,11 @@ def _document(request: Request, name: str, kind: type) -> Any:
     return document
 
 
+def _text_tokens(prompt: Sequence[int]) -> list[int]:
+    """Return the last tokens of a prompt without the places of images, which are negative numbers."""
+    return [token for token in prompt[-_CONTEXT:] if token >= 0]
+
+
 def complete_text_config(config: Mapping[str, Any], *, media: bool = False) -> dict[str, Any]:
     """Return a configuration (JSON object) with missing tensors, ``decoupled`` and task filled in.
 
@@ -747,8 +752,11 @@ class TextBackend(GenerationBackend):
         if not checkpoint.reads_media:
             return None, ""
         engine = self.choose_engine(checkpoint, instance)
-        if engine != "transformers":
-            return None, f"engine '{engine}' serves it, and only engine 'transformers' reads images and sound"
+        reader = "transformers" if checkpoint.gguf is None else "llamacpp"
+        if engine != reader:
+            return None, f"engine '{engine}' serves it, and only engine '{reader}' reads its images and sound"
+        if checkpoint.gguf is not None:
+            return None, ""  # the engine prepares them
         try:
             return MediaProcessor(checkpoint), ""
         except ConchError as error:
@@ -766,7 +774,13 @@ class TextBackend(GenerationBackend):
         engine = self.open_engine(
             checkpoint, instance, tokenizer, self.arguments, media.spec if media is not None else None
         )
-        if media is not None and engine.media != media.marks.keys():
+        if engine.preparer is not None:
+            try:
+                media = PreparedMedia(checkpoint, engine.preparer)
+            except ConchError as error:
+                self.warn_of(f"it reads texts alone: {error.message}")
+                problem = error.message
+        elif not problem and checkpoint.reads_media and (media is None or engine.media != media.marks.keys()):
             media, problem = None, engine.warnings[0] if engine.warnings else "the engine does not"
         self.runtime_facts[CHAT_TEMPLATE] = "yes" if tokenizer.template else "none"
         output_format = self._output_format(checkpoint, tokenizer, settings)

@@ -21,13 +21,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from conch.backends.batching.decoder import Chunk, Decoder, Logits
+from conch.backends.batching.decoder import Chunk, Decoder, Logits, MediaSpan
 from conch.backends.engines.llamacpp.library import CACHE_TYPES, Arguments, LlamaLibrary, library
 from conch.backends.engines.llamacpp.lora import gguf_adapter
+from conch.backends.engines.llamacpp.projector import Projector
 from conch.backends.generation.engine import EngineSpec, kv_token_bytes
 from conch.backends.generation.lora import LoraWeights
+from conch.backends.generation.media import MediaItem
 from conch.checkpoints.gguf import ADAPTED, GgufFile, llamacpp_problem, type_name
-from conch.core.errors import internal, invalid, unsupported
+from conch.core.errors import ConchError, internal, invalid, unsupported
 from conch.machine.memory import free_memory
 
 #: The default number of tokens in a step.
@@ -90,6 +92,9 @@ class LlamaDecoder(Decoder):
         cache = " and ".join(dict.fromkeys((arguments.type_k, arguments.type_v)))
         self.precision = weights_type(gguf) + ("" if recurrent else f" (KV cache {cache})")
         self._batch = LlamaBatch.of(module, self.batched_tokens)
+        self._projector = self._open_projector(spec, arguments)
+        # By slot: the ends of spans with fewer positions than tokens, and the differences.
+        self._saved: dict[int, list[tuple[int, int]]] = {}
         self._adapters = {name: self._load_adapter(path) for name, path in spec.adapters.items()}
         self._adapter = ""
         self.adapters = tuple(self._adapters)
@@ -99,12 +104,11 @@ class LlamaDecoder(Decoder):
         self._use(adapter)
         # Only neighbours in a separated cache are computed together.
         ordered = sorted(chunks, key=attrgetter("slot")) if self._separate else chunks
-        rows = self._batch.fill(ordered)
-        module = self._llama.module
-        status = int(module.llama_decode(self._context, self._batch.struct))
-        if status:
-            full = "the KV cache has no room for the batch"
-            raise internal(f"llama.cpp failed: {full if status == _FULL else f'{self._llama.reason()} ({status})'}")
+        if self._projector is not None:
+            ordered = [self._read_media(self._projector, chunk) for chunk in ordered]
+        module, rows = self._llama.module, self._batch.fill(ordered)
+        if self._batch.struct.n_tokens:
+            self._decode(self._batch.struct)
         if not rows:
             return np.empty((0, self.vocabulary), np.float32)
         logits: Logits = np.ctypeslib.as_array(module.llama_get_logits(self._context), (rows, self.vocabulary))
@@ -116,15 +120,26 @@ class LlamaDecoder(Decoder):
 
     def share(self, source: int, target: int, tokens: int, copied: tuple[int, int] | None) -> None:
         self._llama.module.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        if source in self._saved:
+            self._saved[target] = list(self._saved[source])
         self.truncate(target, tokens)
 
     def truncate(self, slot: int, tokens: int) -> None:
-        if not self._llama.module.llama_memory_seq_rm(self._memory, slot, tokens, -1):
+        position = self._position(slot, tokens)
+        if slot in self._saved:
+            self._saved[slot] = [(end, saved) for end, saved in self._saved[slot] if end <= tokens]
+        if not self._llama.module.llama_memory_seq_rm(self._memory, slot, position, -1):
             raise internal(f"llama.cpp cannot shorten a sequence to {tokens} tokens")
+
+    def media_spans(self, prompt: Sequence[int], items: Sequence[MediaItem]) -> list[MediaSpan]:
+        assert self._projector is not None
+        return self._projector.spans(prompt, items)
 
     def close(self) -> None:
         module = self._llama.module
         if self._context is not None:
+            if self._projector is not None:
+                self._projector.close()
             module.llama_free(self._context)
             module.llama_model_free(self._model)  # frees the adapters
             self._context = self._model = None
@@ -136,6 +151,57 @@ class LlamaDecoder(Decoder):
         if not np.isfinite(logits).all():
             raise internal("its logits are not finite numbers")
         return True
+
+    def _open_projector(self, spec: EngineSpec, arguments: Arguments) -> Projector | None:
+        """Load the projector; without one that loads, the model reads texts alone."""
+        if spec.projector is None:
+            return None
+        at_once = min(arguments.n_ubatch or BATCHED, self.batched_tokens)
+        try:
+            projector = Projector(self._llama, self._model, spec, spec.projector, at_once)
+        except ConchError as error:
+            self.warnings = (f"it reads texts alone: {error.message}",)
+            return None
+        self.preparer = projector
+        self.shares_media = not projector.dimensional
+        return projector
+
+    def _decode(self, batch: Any) -> None:
+        if status := int(self._llama.module.llama_decode(self._context, batch)):
+            full = "the KV cache has no room for the batch"
+            raise internal(f"llama.cpp failed: {full if status == _FULL else f'{self._llama.reason()} ({status})'}")
+
+    def _position(self, slot: int, tokens: int) -> int:
+        """Return the position of the token after the first ``tokens`` tokens of a slot."""
+        return tokens - sum(saved for end, saved in self._saved.get(slot, ()) if end <= tokens)
+
+    def _read_media(self, projector: Projector, chunk: Chunk) -> Chunk:
+        """Read a chunk up to its last image or recording; returns the rest, which starts at its position."""
+        start = chunk.start
+        for span in chunk.media:
+            if begin := max(span.start - start, 0):
+                text = chunk.tokens[start - chunk.start : span.start - chunk.start]
+                self._batch.fill([Chunk(chunk.slot, self._position(chunk.slot, start), text, 0)])
+                self._decode(self._batch.struct)
+                start += begin
+            self._read_span(projector, chunk.slot, span, start - span.start)
+            start = span.end
+        return Chunk(chunk.slot, self._position(chunk.slot, start), chunk.tokens[start - chunk.start :], chunk.wanted)
+
+    def _read_span(self, projector: Projector, slot: int, span: MediaSpan, skipped: int) -> None:
+        """Read the vectors of a span after the first ``skipped``."""
+        vectors = projector.vectors(span.content)
+        positions = projector.positions(span.content, self._position(slot, span.start))
+        module = self._llama.module
+        if span.content.whole:
+            module.llama_set_causal_attn(self._context, False)
+        for start in range(skipped, len(vectors), self.batched_tokens):
+            end = start + self.batched_tokens
+            self._decode(self._batch.vectors(vectors[start:end], positions[:, start:end], slot))
+        if span.content.whole:
+            module.llama_set_causal_attn(self._context, True)
+        if saved := len(vectors) - span.positions:
+            self._saved.setdefault(slot, []).append((span.end, saved))
 
     def attach_adapter(self, key: str, adapter: LoraWeights) -> None:
         architecture = self._gguf.text("general.architecture")
@@ -189,6 +255,8 @@ class LlamaBatch:
     #: The number of sequences of each token, always 1, and the addresses of the entries of ``slots``.
     counts: npt.NDArray[np.int32] = field(repr=False)
     addresses: npt.NDArray[np.uintp] = field(repr=False)
+    #: The arrays of the last result of ``vectors``.
+    _vectors: tuple[npt.NDArray[Any], ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, module: Any, size: int) -> LlamaBatch:
@@ -217,6 +285,21 @@ class LlamaBatch:
             rows += chunk.wanted
         self.struct.n_tokens = end
         return rows
+
+    def vectors(self, vectors: npt.NDArray[np.float32], positions: npt.NDArray[np.int32], slot: int) -> Any:
+        """Return a ``llama_batch`` of ``vectors`` ``[tokens, size]`` at ``positions`` ``[numbers, tokens]``.
+
+        It uses the memory of this object, and no logits are wanted.
+        """
+        count = len(vectors)
+        self.slots[:count], self.wanted[:count] = slot, 0
+        self._vectors = np.ascontiguousarray(vectors), np.ascontiguousarray(positions)
+        struct = type(self.struct)()
+        struct.n_tokens, struct.n_seq_id, struct.seq_id = count, self.struct.n_seq_id, self.struct.seq_id
+        struct.logits = self.struct.logits
+        for name, values in zip(("embd", "pos"), self._vectors, strict=True):
+            setattr(struct, name, ctypes.cast(values.ctypes.data, type(getattr(struct, name))))
+        return struct
 
 
 def weights_type(gguf: GgufFile) -> str:
@@ -267,7 +350,8 @@ def open_context(
     if pooling is not None:
         parameters.embeddings, parameters.pooling_type = True, pooling
     parameters.n_seq_max = slots
-    parameters.n_outputs_max_per_seq = 0
+    # llama.cpp has room for the logits of a token of each sequence at least.
+    parameters.n_outputs_max, parameters.n_outputs_max_per_seq = max(batched, slots), 0
     threads = spec.threads or 1
     # Threads spin while they wait for each other: a step with one token, which is short, leaves a core to the server.
     parameters.n_threads = max(1, threads - 1) if pooling is None else threads

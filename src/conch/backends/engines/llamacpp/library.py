@@ -12,13 +12,14 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from conch.backends.generation.engine import EngineSpec
-from conch.core.errors import ConchError, internal, invalid
+from conch.core.errors import ConchError, internal, invalid, unsupported
 from conch.machine import extras
 
 Returned = TypeVar("Returned")
@@ -104,6 +105,19 @@ class LlamaLibrary:
         self.module.llama_log_set(self._callbacks[0], None)
         self._catch_aborts()
         self.module.llama_backend_init()
+
+    @cached_property
+    def mtmd(self) -> Any:
+        """The module for images and recordings. Raises UNSUPPORTED if llama-cpp-python was built without libmtmd."""
+        try:
+            module = import_module("llama_cpp.mtmd_cpp")
+        except (ImportError, OSError, RuntimeError, AttributeError):
+            raise unsupported(
+                "llama-cpp-python was built without libmtmd, which reads images and recordings: reinstall it without "
+                "LLAVA_BUILD=OFF"
+            ) from None
+        module.mtmd_log_set(self._callbacks[0], None)
+        return module
 
     def checked(self, what: str, call: Callable[[], Returned | None]) -> Returned:
         """Return the result of ``call``; raises INVALID_ARG with llama.cpp's reason if it is null or llama.cpp aborts.

@@ -11,18 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from conch.backends.batching.decoder import Chunk
 from conch.backends.engines.llamacpp.decoder import LlamaDecoder
 from conch.backends.engines.llamacpp.lora import gguf_adapter
-from conch.backends.generation.engine import EngineRequest, EngineSpec
+from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
 from conch.backends.generation.generation_backend import open_engine
 from conch.backends.generation.lora import LoraWeights
+from conch.backends.generation.media import MediaItem, ProjectorSpec
 from conch.checkpoints.gguf import GgufFile, TensorInfo, read_gguf
 from conch.core.errors import Code, ConchError
 from conch.core.sampling.parameters import SamplingParams
-from tests.fakes import llama_cpp
+from tests.fakes import llama_cpp, mtmd_cpp
 from tests.unit.backends.engines.driving import finished_by_id, tokens
+from tests.unit.checkpoints import gguf_files
 
 CONFIG = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 METADATA = {"general.architecture": "llama", "llama.attention.head_count": 4}
@@ -287,3 +290,59 @@ def test_memory_is_freed_when_the_model_is_unloaded(tmp_path: Path) -> None:
     decoder.close()
     assert context.freed
     assert context.model.freed
+
+
+def with_projector(folder: Path, architecture: str = "clip", **values: str) -> dict[str, Any]:
+    path = folder / "mmproj.gguf"
+    path.write_bytes(gguf_files.content({"general.architecture": architecture, **values}))
+    return {"projector": ProjectorSpec(path, 1000)}
+
+
+def picture(engine: GenerationEngine, number: int, size: int = 1) -> MediaItem:
+    assert engine.preparer is not None
+    return engine.preparer.prepare("image", bytes([number] * 32), Image.new("RGB", (size, size), (number, 0, 0)))
+
+
+def test_image_is_read_in_the_place_of_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp.mtmd_cpp", mtmd_cpp)
+    engine = open_engine("llamacpp", spec(tmp_path, **with_projector(tmp_path), max_batched_tokens=8))
+    assert engine.media == {"image"} and not engine.warnings
+    first, second = picture(engine, 3), picture(engine, 5)
+    (start, *places), (_, *others) = first.arrays["tokens"].tolist(), second.arrays["tokens"].tolist()
+    assert (start, first.tokens) == (1, 2) and max(*places, *others) < 0 and places != others
+    prompt = [*[0] * 6, 1, *places, 1, *others, 4]
+    finished = finished_by_id(
+        engine,
+        EngineRequest(
+            1, prompt, SamplingParams(temperature=0, max_tokens=2, presence_penalty=0.1), media=[first, second]
+        ),
+        request(2, [1, 3], max_tokens=2),
+    )
+    # An image becomes two vectors that count as its number.
+    assert {id: tokens(steps) for id, steps in finished.items()} == {1: [22, 4], 2: [4, 8]}
+    context = llama_cpp.contexts[-1]
+    assert context.causal == [False, True] * 2
+    for wrong, reason in ((prompt[:-1], "ends with an image"), (prompt[:8] + [4], "as a whole"), ([4], "all of its")):
+        with pytest.raises(ConchError, match=reason):
+            engine.add(EngineRequest(3, wrong, SamplingParams(), media=[first, second]))
+    with pytest.raises(ConchError, match="input 'image' cannot be processed for the model"):
+        picture(engine, 0)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "reason"),
+    [
+        ("llama", {}, "mmproj.gguf is no projector of images or sounds (mmproj)"),
+        ("clip", {"clip.projector_type": "hunyuanvl"}, "of type 'hunyuanvl', which is not supported"),
+        ("clip", {}, "llama-cpp-python was built without libmtmd"),
+    ],
+)
+def test_model_whose_projector_does_not_load_reads_texts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, values: dict[str, str], reason: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp.mtmd_cpp", None if "libmtmd" in reason else mtmd_cpp)
+    engine = open_engine("llamacpp", spec(tmp_path, **with_projector(tmp_path, architecture, **values)))
+    assert not engine.media and engine.preparer is None
+    assert engine.warnings[0].startswith("it reads texts alone: ") and reason in engine.warnings[0]
+    assert tokens(finished_by_id(engine, request(1, [1, 3]))[1]) == [4, 8, 16, 32]
