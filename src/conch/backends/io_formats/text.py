@@ -22,7 +22,7 @@ from conch.backends.base.arrays import Array, Request, Result, Strings
 from conch.backends.base.backend_base import TRANSFORMERS
 from conch.backends.generation.engine import Progress, TokenLogprobs
 from conch.backends.generation.generation_backend import GenerationBackend
-from conch.backends.generation.media import MediaItem
+from conch.backends.generation.media import MediaItem, MediaPreparer
 from conch.backends.generation.options import ServingOptions
 from conch.backends.generation.sampling import Defaults, Limits, SamplingOverrides, read_document, refuse_unsupported
 from conch.backends.generation.service import ImmediateResponse, ResponseBuilder
@@ -205,7 +205,7 @@ class TextResponseBuilder(ResponseBuilder):
                 tokenizer.stream(
                     skip_special_tokens=options.skip_special_tokens,
                     kept=options.kept_tokens,
-                    after=_text_tokens(prompt),
+                    after=[token for token in prompt[-_CONTEXT:] if token >= 0],  # without places of images
                 ),
                 StoppingText(options.stop, included=options.include_stop),
                 sampling.min_tokens if sampling.beam_width == 1 else 0,
@@ -529,9 +529,9 @@ class TextInterface:
 
     def _encoded(self, text: str, items: Sequence[MediaItem], *, chat: bool) -> list[int]:
         """Return the token ids of a prompt with its images and recordings."""
-        if self.media is None or not items:
-            return self.tokenizer.encode(text, special_tokens=not chat)
-        return self.media.encode(text, items, self.tokenizer, special_tokens=not chat)
+        if self.media is not None and items:
+            return self.media.encode(text, items, self.tokenizer, special_tokens=not chat)
+        return self.tokenizer.encode(text, special_tokens=not chat)
 
     def _reserved(self, overrides: SamplingOverrides) -> int:
         """Return the tokens that a prompt leaves to the completion if it is shortened."""
@@ -680,11 +680,6 @@ def _document(request: Request, name: str, kind: type) -> Any:
     return document
 
 
-def _text_tokens(prompt: Sequence[int]) -> list[int]:
-    """Return the last tokens of a prompt without the places of images, which are negative numbers."""
-    return [token for token in prompt[-_CONTEXT:] if token >= 0]
-
-
 def complete_text_config(config: Mapping[str, Any], *, media: bool = False) -> dict[str, Any]:
     """Return a configuration (JSON object) with missing tensors, ``decoupled`` and task filled in.
 
@@ -747,18 +742,20 @@ class TextBackend(GenerationBackend):
         recognised = recognise(tokenizer.template.templates.values(), described)
         return replace(recognised, calls=settings.output_format, marks=()) if settings.output_format else recognised
 
-    def _media(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> tuple[MediaProcessor | None, str]:
-        """Return the processor of images and recordings, or None and the reason."""
+    def _media(
+        self, checkpoint: Checkpoint, instance: Mapping[str, Any], preparer: MediaPreparer | None = None
+    ) -> tuple[MediaProcessor | None, str]:
+        """Return the processor of images and recordings, or None and the reason. The ``preparer`` is the engine's."""
         if not checkpoint.reads_media:
             return None, ""
         engine = self.choose_engine(checkpoint, instance)
         reader = "transformers" if checkpoint.gguf is None else "llamacpp"
         if engine != reader:
             return None, f"engine '{engine}' serves it, and only engine '{reader}' reads its images and sound"
-        if checkpoint.gguf is not None:
-            return None, ""  # the engine prepares them
+        if checkpoint.gguf is not None and preparer is None:
+            return None, ""
         try:
-            return MediaProcessor(checkpoint), ""
+            return MediaProcessor(checkpoint) if preparer is None else PreparedMedia(checkpoint, preparer), ""
         except ConchError as error:
             self.warn_of(f"it reads texts alone: {error.message}")
             return None, error.message
@@ -775,11 +772,7 @@ class TextBackend(GenerationBackend):
             checkpoint, instance, tokenizer, self.arguments, media.spec if media is not None else None
         )
         if engine.preparer is not None:
-            try:
-                media = PreparedMedia(checkpoint, engine.preparer)
-            except ConchError as error:
-                self.warn_of(f"it reads texts alone: {error.message}")
-                problem = error.message
+            media, problem = self._media(checkpoint, instance, engine.preparer)
         elif not problem and checkpoint.reads_media and (media is None or engine.media != media.marks.keys()):
             media, problem = None, engine.warnings[0] if engine.warnings else "the engine does not"
         self.runtime_facts[CHAT_TEMPLATE] = "yes" if tokenizer.template else "none"
