@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,28 @@ from tests.text_checkpoints import TEXTS, answer, request
 
 FILES = [image_file(40, 30), image_file(64, 64, 1, "JPEG"), image_file(20, 90, 2)]
 VARIANTS = ("onnxruntime-fp32", "openvino-fp32")
+
+
+#: Prints the vectors of a text and of an image by the model in a folder, without PyTorch.
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from pathlib import Path
+from conch.backends.base.arrays import Request
+from conch.backends.tasks.huggingface_backend import EngineOpener, make_task
+from conch.backends.tasks.task import ExecutionWork
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.core.tensors import WireTensor, pack_bytes
+
+folder, text, image = sys.argv[1:]
+checkpoint = Checkpoint.open(Path(folder), Options(task="feature-extraction"))
+task = make_task(checkpoint, EngineOpener(checkpoint, {"kind": "CPU", "device_id": 0, "count": 1}))
+for name, value in (("text_input", text.encode()), ("image", Path(image).read_bytes())):
+    tensor = WireTensor(name, "BYTES", (1, 1), pack_bytes([value]))
+    [result] = task.execute([task.prepare(Request({name: tensor}, frozenset()))], ExecutionWork())
+    print(*result.outputs["embedding"][0])
+"""
 
 
 def saved_clip(folder: Path) -> Path:
@@ -52,16 +76,23 @@ def test_converted_models_embed_texts_and_images(tmp_path: Path, make: Callable[
     assert {name for name in manifest.files if name.startswith("images/")} == {
         "images/onnxruntime-fp32.onnx", "images/openvino-fp32.xml", "images/openvino-fp32.bin",
     }  # fmt: skip
-    assert not [*(tmp_path / "models" / "m" / "1").glob("*.safetensors")]
-
+    converted_folder = tmp_path / "models" / "m" / "1"
+    assert not [*converted_folder.glob("*.safetensors")]
     original = open_model(source, task="feature-extraction")
     texts, images = embed(original, text_input=TEXTS), embed(original, image=FILES)
     for variant in VARIANTS:
-        converted = open_model(tmp_path / "models" / "m" / "1", task="feature-extraction", variant=variant)
+        converted = open_model(converted_folder, task="feature-extraction", variant=variant)
         close(embed(converted, text_input=TEXTS), texts)
         close(embed(converted, image=FILES), images)
         mixed = embed(converted, text_input=[TEXTS[0], "", TEXTS[1]], image=[b"", FILES[0], b""])
         close(mixed, np.stack([texts[0], images[0], texts[1]]))
+
+    if make is saved_clip:
+        (tmp_path / "image").write_bytes(FILES[0])
+        command = [sys.executable, "-c", WITHOUT_TORCH, str(converted_folder), TEXTS[0], str(tmp_path / "image")]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        vectors_without = [np.array(line.split(), np.float32) for line in printed.splitlines()]
+        close(np.stack(vectors_without), np.stack([texts[0], images[0]]))
 
 
 def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:

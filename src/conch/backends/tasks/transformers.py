@@ -38,13 +38,13 @@ def dtype_of(checkpoint: Checkpoint, device: str) -> Any:
 
 
 @contextmanager
-def loading(checkpoint: Checkpoint, what: str) -> Iterator[None]:
-    """Translate errors of transformers while it loads ``what``.
+def loading(checkpoint: Checkpoint, what: str, *, runs_torch: bool = True) -> Iterator[None]:
+    """Translate errors of transformers while it loads ``what``, which needs PyTorch unless ``runs_torch`` is false.
 
     Raises UNSUPPORTED for a library that is not installed, INVALID_ARG for a checkpoint that cannot be loaded.
     """
     try:
-        extras.require(f"the {what} of '{checkpoint.source}'", "torch", "transformers")
+        extras.require(f"the {what} of '{checkpoint.source}'", *(("torch",) if runs_torch else ()), "transformers")
         yield
     except ConchError:
         raise
@@ -158,7 +158,7 @@ def load_image_processor(checkpoint: Checkpoint, name: str = "AutoImageProcessor
 
     ``name`` is the class of transformers: ``AutoProcessor`` reads texts too.
     """
-    with loading(checkpoint, "image processor"):
+    with loading(checkpoint, "image processor", runs_torch=False):
         import transformers
 
         return getattr(transformers, name).from_pretrained(

@@ -74,7 +74,7 @@ class ImageTextPipeline(NetworkPipeline):
         if modules[0].config.get("transformer_task") == "retrieval":
             self._query = query_form(self._processor, checkpoint)
             self._settings["return_tensors"] = "pt"
-        with loading(checkpoint, "network for images"):
+        with loading(checkpoint, "network for images", runs_torch=self.engine.name == "torch"):
             example = self._image(media.example_image()).arrays
             self.engine.require_tensors(example)
             self.engine.run(example)
