@@ -6,6 +6,8 @@ Tokenizers and feature extractors are made on the spot, so that nothing is fetch
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -343,6 +345,11 @@ def sound_file(samples: Any, rate: int = RATE, format: str = "WAV", subtype: str
     file = BytesIO()
     soundfile.write(file, samples, rate, subtype, format=format)
     return file.getvalue()
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG file, for files that say what they do not hold."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def image_file(width: int = 40, height: int = 30, seed: int = 0, format: str = "PNG", mode: str = "RGB") -> bytes:

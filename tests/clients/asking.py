@@ -6,6 +6,8 @@ import io
 import wave
 from typing import Any, Final
 
+from pydantic import BaseModel
+
 PLACE: Final[dict[str, Any]] = {
     "type": "object",
     "properties": {"place": {"type": "string"}},
@@ -19,6 +21,12 @@ WEATHER: Final[dict[str, Any]] = {
 #: What makes the model call the function, and give its arguments as structured output.
 CALL: Final = '!say <tool_call>{"name": "weather", "arguments": {"place": "Bonn"}}</tool_call>'
 ARGUMENTS: Final = '!say {"place": "Bonn"}'
+
+
+class Weather(BaseModel):
+    """The weather of a place."""
+
+    place: str
 
 
 def user(content: str) -> dict[str, Any]:

@@ -7,13 +7,8 @@ from typing import Any
 
 import anthropic
 import pytest
-from pydantic import BaseModel
 
-from tests.clients.asking import ARGUMENTS, CALL, PLACE, user
-
-
-class Weather(BaseModel):
-    place: str
+from tests.clients.asking import ARGUMENTS, CALL, PLACE, Weather, user
 
 
 @pytest.fixture(scope="module")

@@ -20,19 +20,11 @@ from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.clients.asking import ARGUMENTS, CALL, PLACE, WEATHER, recording, user
-
-
-class Weather(BaseModel):
-    """The weather of a place."""
-
-    place: str
-
+from tests.clients.asking import ARGUMENTS, CALL, PLACE, WEATHER, Weather, recording, user
 
 BONN = Weather(place="Bonn")
 

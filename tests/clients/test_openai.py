@@ -8,13 +8,8 @@ from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel
 
-from tests.clients.asking import ARGUMENTS, CALL, PLACE, WEATHER, recording, user
-
-
-class Weather(BaseModel):
-    place: str
+from tests.clients.asking import ARGUMENTS, CALL, PLACE, WEATHER, Weather, recording, user
 
 
 @pytest.fixture(scope="module")

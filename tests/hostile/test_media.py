@@ -20,6 +20,7 @@ from tests.conformance.raw import post
 from tests.conftest import STARTERS, Server
 from tests.hostile.health_watch import HealthWatch
 from tests.media_checkpoints import picture, write
+from tests.task_checkpoints import png_chunk
 
 #: The longest wait of a health request (s).
 WAIT = 1.0
@@ -37,15 +38,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
 def png(width: int, height: int, rows: int) -> bytes:
     """A PNG file with this size in its header, and ``rows`` black rows, each a byte for a pixel."""
     data = zlib.compress(bytes(rows * (width + 1)), 9)
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", data) + png_chunk(b"IEND", b"")
 
 
 def sound(seconds: int) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.gguf import read_gguf
 from conch.checkpoints.options import Options
+from tests.refusals import refused_argument
 
 #: A file of safetensors that holds nothing.
 WEIGHTS = (2).to_bytes(8, "little") + b"{}"
@@ -31,6 +32,11 @@ def checkpoint(folder: Path, config: dict[str, Any] | None = None, **files: Any)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return folder
+
+
+def refusal(folder: Path, options: Options = Options()) -> str:  # noqa: B008
+    """The reason why a folder does not open as a checkpoint."""
+    return refused_argument(Checkpoint.open, folder, options)
 
 
 def bare(folder: Path, gguf: Path | None = None) -> Checkpoint:

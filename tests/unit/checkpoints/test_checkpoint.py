@@ -13,14 +13,9 @@ import pytest
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Manifest, Source, Variant, hashes
 from conch.checkpoints.options import Options
-from tests.refusals import refused_argument
-from tests.unit.checkpoints.folders import WEIGHTS, checkpoint
+from tests.unit.checkpoints.folders import WEIGHTS, checkpoint, refusal
 
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"]}
-
-
-def refusal(folder: Path, options: Options = Options()) -> str:  # noqa: B008
-    return refused_argument(Checkpoint.open, folder, options)
 
 
 def test_complete_folder_opens(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from tests.refusals import refused_argument
-from tests.unit.checkpoints.folders import checkpoint
+from tests.unit.checkpoints.folders import checkpoint, refusal
 
 WITH_CODE = {"model_type": "own", "auto_map": {"AutoModel": "own.Own"}}
 
@@ -20,10 +19,6 @@ def model_file(folder: Path, **values: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.json").write_text(json.dumps(values))
     return folder
-
-
-def refusal(folder: Path, options: Options = Options()) -> str:  # noqa: B008
-    return refused_argument(Checkpoint.open, folder, options)
 
 
 @pytest.mark.parametrize("value", [True, "true", "1", "Yes"])

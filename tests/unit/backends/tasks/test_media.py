@@ -18,7 +18,7 @@ from PIL import Image
 from conch.backends.tasks import media
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
-from tests.task_checkpoints import RATE, image_file, sound_file, tone
+from tests.task_checkpoints import RATE, image_file, png_chunk, sound_file, tone
 from tests.task_requests import ask
 
 
@@ -174,12 +174,9 @@ def test_photograph_is_turned_upright(tmp_path: object) -> None:
 
 
 def test_image_of_too_many_pixels_is_refused_by_its_header() -> None:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     for side in (9_000, 60_000):
         header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-        file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+        file = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(b"\0" * 1000))
         with pytest.raises(ConchError, match="pixels; at most 64000000 are read"):
             media.image(file)
 
