@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
@@ -23,11 +23,20 @@ from tests.e2e.openai_api.asking import post
 from tests.e2e.processes import workers
 from tests.events import eventually
 from tests.servers import ConchServer
+from tests.unit.backends.engines.openvino.models import export
 
 pytest.importorskip("peft")
 
 COUNT = 8
 PROMPT = "How can you be the river that is under the long bridge of the old town and how can you be here"
+
+
+def write_config(folder: Path, **parameters: str) -> None:
+    values = (
+        f'parameters {{ key: "{key}" value {{ string_value: {json.dumps(value)} }} }}'
+        for key, value in parameters.items()
+    )
+    (folder / "config.pbtxt").write_text(" ".join(('backend: "huggingface"', *values)))
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "fixed": {"lora_modules": json.dumps({f"f{n}": str(folder / "allowed" / str(n)) for n in range(COUNT)})},
     }
     for name, values in parameters.items():
-        (folder / "models" / name / "config.pbtxt").write_text(
-            'backend: "huggingface"'
-            + "".join(
-                f' parameters {{ key: "{key}" value {{ string_value: {json.dumps(value)} }} }}'
-                for key, value in {"engine": "transformers", **values}.items()
-            )
-        )
+        write_config(folder / "models" / name, engine="transformers", **values)
     return folder
 
 
@@ -177,6 +180,28 @@ def test_grpc_loads_adapters(server: ConchServer) -> None:
         stub.RepositoryModelUnload(request, timeout=30)
     assert complete(server, "grey") == 404
     assert complete(server, "llama") == complete(server, "fixed")
+
+
+def test_an_openvino_graph_has_adapters(server: ConchServer, folder: Path) -> None:
+    version = folder / "models/graph/1"
+    version.mkdir(parents=True)
+    export(LlamaForCausalLM.from_pretrained(folder / "models/llama/1").eval(), version)
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(folder / "models/llama/1" / name, version / name)
+    write_config(folder / "models/graph", engine="openvino", lora_folders=json.dumps([str(folder / "allowed")]))
+    try:
+        assert server_post(server, "/v2/repository/models/graph/load", {}).status == 200
+        for name in ("0", "5"):
+            assert load(server, f"g{name}", name, base_model_name="graph")[0] == 200
+        assert complete(server, "graph") == complete(server, "fixed")
+        assert [complete(server, "g0"), complete(server, "g5")] == [complete(server, "f0"), complete(server, "f5")]
+        assert load(server, "g0", "6", base_model_name="graph", load_inplace=True)[0] == 200
+        assert complete(server, "g0") == complete(server, "f6")
+        assert unload(server, "g0")[0] == 200
+        assert [complete(server, "g0"), complete(server, "g5")] == [404, complete(server, "f5")]
+    finally:
+        server_post(server, "/v2/repository/models/graph/unload", {})
+        eventually(lambda: complete(server, "g5") == 404, "the unloading of the graph")
 
 
 def test_adapters_that_cannot_be_loaded_disturb_nobody(server: ConchServer, folder: Path) -> None:
