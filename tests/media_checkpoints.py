@@ -261,6 +261,17 @@ def _qwen2_audio(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
     return config, transformers.Qwen2AudioProcessor(sound, tokenizer)
 
 
+def _voxtral(tokenizer: Any, text: dict[str, Any]) -> tuple[Any, Any]:
+    audio = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.VoxtralConfig(
+        audio_config={**audio, "num_mel_bins": 16, "max_source_positions": 100},
+        text_config={"model_type": "llama", **text, "head_dim": 8},
+        audio_token_id=24,
+    )
+    sound = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=2)
+    return config, transformers.VoxtralProcessor(sound, tokenizer)
+
+
 _VISION_MARKS: Final = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 _TILES: Final = (
     "<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>",
@@ -324,11 +335,13 @@ FAMILIES: Final[
         {"audio": "<|audio_bos|><|AUDIO|><|audio_eos|>"},
     ),
 }  # fmt: skip
+#: Those whose recordings are not read.
+TEXTS_ALONE: Final = {"voxtral": (_voxtral, ("[AUDIO]",), {"audio": "[AUDIO]"})}
 
 
 def write(folder: Path, name: str, **text: Any) -> Path:
     """The checkpoint of a family in ``folder``; ``text`` differs from the usual configuration of its language model."""
-    make, marks, media = FAMILIES[name]
+    make, marks, media = (FAMILIES | TEXTS_ALONE)[name]
     tokenizer = train_tokenizer(every_byte=True)
     tokenizer.pad_token = END
     if isinstance(marks, Mapping):

@@ -89,7 +89,7 @@ CONTRASTIVE: Final = frozenset({"clip", "siglip", "siglip2", "align", "altclip",
 CONVERSATIONAL: Final = frozenset({
     "aria", "aya_vision", "cohere2_vision", "gemma3", "gemma3n", "gemma4", "glm4v", "glm4v_moe", "glmasr", "idefics3",
     "internvl", "lfm2_vl", "llava", "llava_next", "llava_onevision", "mistral3", "ovis2", "paligemma", "qwen2_audio",
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava", "voxtral",
 })  # fmt: skip
 #: The names of tasks in model cards.
 _CHATS: Final = frozenset({"", "transformers", "image-text-to-text", "audio-text-to-text", "any-to-any"})

@@ -38,7 +38,7 @@ SOUND = wav(np.random.default_rng(0).uniform(-0.5, 0.5, 12_000).astype(np.float3
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("media") / "models"
-    for name in ("qwen2_vl", "qwen2_audio"):
+    for name in ("qwen2_vl", "qwen2_audio", "voxtral"):
         write(folder / name / "1", name)
     policy = "model_transaction_policy { decoupled: false }"  # as POST /v2/models/{model}/infer needs
     (folder / "qwen2_audio" / "config.pbtxt").write_text(f'backend: "huggingface" {policy}')
@@ -252,6 +252,9 @@ def test_what_cannot_be_read_is_refused(server: ConchServer) -> None:
     parts = image_parts(PICTURES[:1])
     assert "does not read images" in refusal("llama", parts)
     assert "does not read 'image': it reads 'audio'" in refusal("qwen2_audio", parts)
+    sound = {"type": "input_audio", "input_audio": {"data": b64encode(SOUND).decode(), "format": "wav"}}
+    assert "VoxtralProcessor does not process 'audio' beside a text" in refusal("voxtral", [sound])
+    assert chat(server, "voxtral", TEXT)[0] == 200
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "@"}}
     body = {"model": "qwen2_vl", "max_tokens": 1, "messages": [{"role": "user", "content": [block]}]}
     assert "'messages[0].content[0].source' is not base64" in post(server, "/v1/messages", body)[2]["error"]["message"]

@@ -6,6 +6,7 @@ The threads that read requests decode files and call the processor, for each ite
 from __future__ import annotations
 
 import hashlib
+import inspect
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,9 @@ class MediaProcessor:
         if len(self.marks) > 1:
             # Checkpoints of a family differ in what they read, and have the same processor.
             self.marks = {kind: mark for kind, mark in self.marks.items() if kind in checkpoint.media_extras}
+        taken = inspect.signature(type(self.processor).__call__).parameters
+        if lost := [kind for kind in self.marks if _ARGUMENTS[kind] not in taken]:
+            raise invalid(f"{type(self.processor).__name__} does not process '{lost[0]}' beside a text")
         if not self.marks or not hasattr(self.processor, "get_text_with_replacements"):
             raise invalid(f"{type(self.processor).__name__} has no placeholders for images or sound")
         if "image" in self.marks:
