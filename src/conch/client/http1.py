@@ -42,7 +42,7 @@ class HttpResponse(NamedTuple):
 def request_head(method: str, target: str, headers: Mapping[str, str], length: int | None = None) -> bytes:
     """Return the head of a request whose body has ``length`` bytes; None for a request without a body.
 
-    Raises INVALID_ARG for characters that a head cannot have.
+    Raises INVALID_ARG for characters that are not allowed in a head.
     """
     lines = [f"{name}: {value}" for name, value in headers.items()]
     if length is not None:

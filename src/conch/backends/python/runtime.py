@@ -135,7 +135,7 @@ class ResponseChannel:
         self.held: tuple[Header, Packer] | None = None
 
     def __del__(self) -> None:
-        """End the request, because the model has dropped it and its sender and can send no further response."""
+        """End the request: the model has dropped it and its sender, so it can send no more responses."""
         if self.closed or self.waiting:
             return
         header, packer = self.held or (self._empty(), None)

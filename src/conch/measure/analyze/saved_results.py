@@ -1,4 +1,4 @@
-"""Saves finished searches to a file, so that reports can be written again, also under other goals.
+"""Saves finished searches to a file, so that reports can be written again, or for other goals.
 
 ``results.json`` is in the directory of the reports. ``conch analyze profile`` writes it; ``report`` and ``apply`` read
 it.

@@ -1,4 +1,4 @@
-"""Cohere's ``/v2/embed``, ``/v1/embed`` and ``/rerank``; Jina's ``/v1/rerank``, whose members and results are included.
+"""Cohere's ``/v2/embed``, ``/v1/embed`` and ``/rerank``; the latter includes Jina's ``/v1/rerank``.
 
 Errors are ``{"message": …}``.
 """

@@ -36,7 +36,7 @@ class ReceiveLock:
     def take(self) -> None:
         """Wait for a frame and acquire the lock; returns at once if this thread holds it.
 
-        Sends pending buffer releases to the server first, because no thread may be receiving while all wait.
+        Sends pending buffer releases to the server first: while all threads wait here, none would send them.
         """
         if getattr(self._of_thread, "has", False):
             return

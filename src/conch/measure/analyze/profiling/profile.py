@@ -1,7 +1,7 @@
-"""Runs an analysis: starts the server, opens the journal, and makes one search after the other.
+"""Runs an analysis: starts the server, opens the journal, and runs the searches one after another.
 
-The strategies choose the measurements of a search; this module performs them: it serves, measures and records one
-candidate after the other. Every point is in the journal before the next one is measured.
+The strategies choose the measurements of a search; this module performs them: it serves, measures and records the
+candidates one by one. Every point is in the journal before the next one is measured.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def openai_request(
 
 
 def http_post(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """Return the bytes of a POST request; raises INVALID_ARG for characters that its head cannot have."""
+    """Return the bytes of a POST request; raises INVALID_ARG for characters that are not allowed in its head."""
     return request_head("POST", path, headers, len(body)) + body
 
 
