@@ -14,6 +14,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, Final
 
 from conch.backends.base.verification import example_ids, require_tensors
+from conch.backends.graphs.openvino import runtime_error
 from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import ConchError, invalid
 
@@ -36,13 +37,18 @@ def silence_libraries() -> Iterator[None]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return why a step failed, on one line: a ConchError's message, or a library's original error."""
+    """Return why a step failed, on one line: a ConchError's message, or a library's original error.
+
+    OpenVINO's errors begin with places in its source, which are left out.
+    """
     while error.__cause__ is not None and not isinstance(error, ConchError):
         error = error.__cause__
     if isinstance(error, ConchError):
         return error.message
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if isinstance(error, RuntimeError) and lines and lines[0].startswith("Exception from "):
+        text = runtime_error(error).message
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 1] + "…"
 
 
