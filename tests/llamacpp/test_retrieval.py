@@ -24,6 +24,7 @@ from conch.backends.tasks.task import Task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.gguf import config_of, read_gguf
 from conch.checkpoints.options import Options
+from conch.core.errors import ConchError
 from tests.llamacpp.models import NO_VOCABULARY, THREADS
 from tests.task_requests import array, open_model
 from tests.text_checkpoints import answer, request
@@ -85,6 +86,20 @@ def test_minilm_gives_the_vectors_of_llama_cpp_and_of_its_weights(tmp_path: Path
     mask = encoded["attention_mask"][:, :, None]
     expected = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1)).numpy()
     np.testing.assert_allclose(array(result, "embedding"), expected, atol=TOLERANCES[kind])
+
+
+def test_vectors_are_compared_with_the_weights_of_the_file(tmp_path: Path) -> None:
+    path, _ = write_minilm(tmp_path / "m.gguf", MEAN, "Q4_0")
+    minilm = encoder(path)
+    assert minilm.verify().startswith("the vectors of 24 tokens agree, with a cosine of 0.99")
+    # The file has other weights now than those that llama.cpp has read.
+    content = bytearray(path.read_bytes())
+    start = read_gguf(path).tensors["blk.2.ffn_up.weight"].offset
+    content[start : start + 200_000] = bytes(reversed(content[start : start + 200_000]))
+    path.unlink()
+    path.write_bytes(content)
+    with pytest.raises(ConchError, match="engine 'llamacpp' does not compute the weights of"):
+        minilm.verify()
 
 
 def test_first_token_is_pooled_if_the_file_says_so(tmp_path: Path) -> None:

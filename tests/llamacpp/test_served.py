@@ -185,6 +185,7 @@ def test_embedding_model_has_the_routes_of_embeddings(server: ConchServer) -> No
     served = get(server.http, "/v2/models/minilm/config").json()
     assert served["parameters"]["conch.engine"]["string_value"].startswith("llamacpp 0.")
     assert served["parameters"]["conch.precision"]["string_value"] == "Q8_0"
+    assert served["parameters"]["conch.gguf_check"]["string_value"].startswith("the vectors of 24 tokens agree")
     texts = ["The library is open.", "The museum is open.", "Prime numbers"]
     client = openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0)
     vectors = [item.embedding for item in client.embeddings.create(model="minilm", input=texts).data]

@@ -123,6 +123,16 @@ class GgufReference:
                 raise invalid(f"the reference does not use tensor '{min(unused)}'")
             return _scores(logits, [ids[-count:] for ids, count in sequences])
 
+    def vectors(self, ids: Sequence[int], limit: float = math.inf) -> Floats:
+        """Return the normalised output ``[tokens, width]`` of the last layer for a text; see :meth:`score`."""
+        if (greatest := max(ids)) >= self._vocabulary:
+            raise invalid(f"it has no token {greatest}")
+        with np.errstate(all="ignore"):
+            vectors = self._norm("output_norm", self._states(ids, [slice(0, len(ids))], limit))
+        if unused := self._file.tensors.keys() - self._weights.used - {"output.weight"}:
+            raise invalid(f"the reference does not use tensor '{min(unused)}'")
+        return vectors
+
     def _states(self, ids: Sequence[int], spans: Sequence[slice], limit: float) -> Floats:
         """Return the output ``[tokens, width]`` of the last layer for the tokens of all sequences."""
         state = self._weights.rows("token_embd.weight", ids, self._width)

@@ -81,7 +81,8 @@ def write(
     writer = gguf.GGUFWriter(path, values.pop("general.architecture", architecture))
     for key, value in values.items():
         add = {
-            int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array
+            bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
+            list: writer.add_array,
         }[type(value)]  # fmt: skip
         add(key, value)
     for key, weights in (dict(_tensors(architecture, model)) | dict(tensors or {})).items():

@@ -48,6 +48,8 @@ class NetworkEngine(ABC):
     device: str = "cpu"
     precision: str
     variant: str = ""
+    #: Further facts about the running model, by name.
+    facts: Mapping[str, str] = {}
     #: The module whose version is that of the engine, if its name is another.
     library: str = ""
     #: A problem found when the engine was opened, as a sentence; empty if there is none.
@@ -383,6 +385,8 @@ class GgufEngine(NetworkEngine):
         self._ranks = ranks
         self._answers = checkpoint.gguf is not None and answers_yes_or_no(checkpoint.gguf)
         self.outputs = ("logits",) if ranks else _OUTPUTS["AutoModel"]
+        if options.verify_on_load:
+            self.facts = {"gguf_check": self._encoder.verify()}
 
     def run(self, arrays: Mapping[str, Array], names: Collection[str] = ()) -> dict[str, Array]:
         real = arrays["attention_mask"] > 0

@@ -209,7 +209,7 @@ class EngineOpener:
                 facts["precision"] = PRECISIONS.get(dtype, "fp32")
             return facts
         library = (engine.library,) if engine.library else ()
-        facts = {"engine": versioned(engine.name, *library), "precision": engine.precision}
+        facts = {"engine": versioned(engine.name, *library), "precision": engine.precision, **engine.facts}
         if engine.variant:
             facts["variant"] = engine.variant
         others = [part.variant for part in engine.parts if part.variant != engine.variant]
