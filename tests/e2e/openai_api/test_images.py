@@ -62,6 +62,12 @@ def url(file: bytes, kind: str = "image/png") -> str:
 
 def expected(models: Path, name: str, **media: Any) -> tuple[str, int]:
     """The text that transformers generates, and the number of tokens of the prompt."""
+    [text], length = expected_beams(models, name, 1, **media)
+    return text, length
+
+
+def expected_beams(models: Path, name: str, beams: int, **media: Any) -> tuple[list[str], int]:
+    """The texts of the beams that transformers generates, and the number of tokens of the prompt."""
     checkpoint = Checkpoint.open(models / name / "1")
     processor = MediaProcessor(checkpoint).processor
     kind, count = ("audio", 1) if "audio" in media else ("image", len(media["images"]))
@@ -70,8 +76,8 @@ def expected(models: Path, name: str, **media: Any) -> tuple[str, int]:
     inputs = processor(text=[text], return_tensors="pt", add_special_tokens=False, **media)
     model = transformers.AutoModelForMultimodalLM.from_pretrained(checkpoint.directory, dtype=torch.float32).eval()
     length = inputs["input_ids"].shape[1]
-    ids = model.generate(**inputs, max_new_tokens=MOST, do_sample=False)[0, length:]
-    return processor.tokenizer.decode(ids, skip_special_tokens=True), length
+    rows = model.generate(**inputs, max_new_tokens=MOST, do_sample=False, num_beams=beams, num_return_sequences=beams)
+    return [processor.tokenizer.decode(row[length:], skip_special_tokens=True) for row in rows], length
 
 
 def image_parts(files: list[bytes]) -> list[dict[str, Any]]:
@@ -131,6 +137,34 @@ def test_a_stream_gives_the_same_text(server: ConchServer, models: Path) -> None
             stream=True,
         )
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == text
+
+
+def test_other_features_apply_to_prompts_with_images(server: ConchServer, models: Path) -> None:
+    images, parts = [Image.open(BytesIO(file)) for file in PICTURES], image_parts(PICTURES)
+    text, _ = expected(models, "qwen2_vl", images=images)
+
+    def choices(**members: Any) -> list[Any]:
+        status, reply = chat(server, "qwen2_vl", parts, **members)
+        assert status == 200, reply
+        return list(reply["choices"])
+
+    [found] = choices(logprobs=True, top_logprobs=2, cache_salt="a")
+    assert found["message"]["content"] == text and len(found["logprobs"]["content"]) == MOST
+    chosen = [token["logprob"] for token in found["logprobs"]["content"]]
+    assert chosen == [token["top_logprobs"][0]["logprob"] for token in found["logprobs"]["content"]]
+    samples = [[choice["message"]["content"] for choice in choices(n=3, temperature=1, seed=1)] for _ in range(2)]
+    assert samples[0] == samples[1] and len(set(samples[0])) > 1
+    beams = [choice["message"]["content"] for choice in choices(use_beam_search=True, n=2)]
+    assert beams == expected_beams(models, "qwen2_vl", 2, images=images)[0]
+    schema = {
+        "type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"], "additionalProperties": False
+    }  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    assert json.loads(choices(response_format=form, max_tokens=80)[0]["message"]["content"]) == {"ok": True}
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    [called] = choices(tools=[tool], tool_choice="required", max_tokens=120)
+    assert json.loads(called["message"]["tool_calls"][0]["function"]["arguments"]) == {"ok": True}
+    assert choices()[0]["message"]["content"] == text
 
 
 def test_triton_s_routes_take_images(server: ConchServer, models: Path) -> None:
