@@ -41,6 +41,7 @@ from tests.retrieval_models import (
 from tests.servers import ConchServer
 from tests.task_requests import open_model
 from tests.text_checkpoints import TEXTS, answer, request
+from tests.unit.convert.conftest import leave_pages_empty
 
 PROMPTS = {"query": "the ", "document": "a "}
 MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -169,8 +170,10 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return Site(tmp_path_factory.mktemp("site"))
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        leave_pages_empty(monkeypatch)
+        yield Site(tmp_path_factory.mktemp("site"))
 
 
 def expected(name: str, folder: Path, task: str) -> Any:
