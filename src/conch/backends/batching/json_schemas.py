@@ -28,6 +28,8 @@ _UNSUPPORTED: Final = (
     "not", "if", "contains", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef", "extends",
     "disallow", "divisibleBy",
 )  # fmt: skip
+#: The identifiers of the drafts before 2019-09.
+_OLD_DRAFT: Final = re.compile(r"http://json-schema\.org/draft-0[3-7]/(?:hyper-)?schema#?")
 #: Keywords whose values are counts, which are passed on.
 _COUNTS: Final = frozenset({"minItems", "maxItems", "minLength", "maxLength"})
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -102,8 +104,9 @@ class _Rewriter:
     def __init__(self, root: Any) -> None:
         self._root = root
         draft = root.get("$schema") if isinstance(root, dict) else None
-        #: Whether a ``$ref`` hides its siblings, as before draft 2019-09.
-        self._old = isinstance(draft, str) and re.search(r"draft-0[3-7]", draft) is not None
+        #: Whether a ``$ref`` hides its siblings, as before draft 2019-09. Other spellings of a draft's identifier, with
+        #: ``https`` for example, name none, so that validators use the newest one.
+        self._old = isinstance(draft, str) and _OLD_DRAFT.fullmatch(draft) is not None
         self._id = str(root.get("$id") or root.get("id") or "").rstrip("#") if isinstance(root, dict) else ""
         #: The targets of references, and their names in ``$defs``.
         self._targets: dict[str, Any] = {}

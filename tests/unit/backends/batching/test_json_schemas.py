@@ -121,6 +121,12 @@ KEYWORDS: dict[str, Any] = {
         "maximum": 0,
         "definitions": {"a": INTEGER},
     },
+    "reference with a draft that has another identifier": {
+        "$schema": DRAFT_7.replace("http:", "https:"),
+        "$ref": "#/definitions/a",
+        "maximum": 0,
+        "definitions": {"a": INTEGER},
+    },
     "escaped references": {"$ref": "#/$defs/a~1b%20<c>", "$defs": {"a/b <c>": INTEGER}},
     "anchor": {
         "$id": "http://example.com/s",
