@@ -117,7 +117,8 @@ def whisper(folder: Path) -> Path:
         lang_to_id={one: ids[one] for one in ("<|en|>", "<|de|>")},
         task_to_id={one: ids[f"<|{one}|>"] for one in ("transcribe", "translate")},
         alignment_heads=[[0, 0], [0, 1]], max_initial_timestamp_index=50, return_timestamps=False,
-        prev_sot_token_id=ids["<|startofprev|>"], suppress_tokens=None, begin_suppress_tokens=None,
+        prev_sot_token_id=ids["<|startofprev|>"], suppress_tokens=[166, 270, len(tokenizer)],
+        begin_suppress_tokens=[107],
     )  # fmt: skip
     return _save(
         folder, transformers.WhisperForConditionalGeneration, settings, tokenizer, extractor, generation=generation

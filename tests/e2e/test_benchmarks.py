@@ -31,7 +31,7 @@ STARTED = {
     "__main__", "serving", "agreement", "layers", "huggingface", "direct", "offline", "inside", "generation.__main__",
     "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles", "queueing", "analyze_modes",
     "tutorial_story", "sequences", "features", "remote", "gguf_types", "grpc_servers",
-    "retrieval.__main__",
+    "retrieval.__main__", "speech",
 }  # fmt: skip
 #: Needs a cluster, which takes long to start: tests/deploy/ray starts it on theirs.
 STARTED_ELSEWHERE = {"cluster"}
@@ -218,6 +218,14 @@ def test_gguf_types_compares_an_engine_with_the_dequantised_file() -> None:
         "benchmarks.gguf_types", "--types", "Q4_K", "Q5_0", "--engines", "openvino", "--layers", 1, "--tokens", 2
     )
     assert re.search(r"\| Q4_K \| 20 of 20, 0\.0\d+ \|\n\| Q5_0 \| refused \|", output)
+
+
+@pytest.mark.slow
+def test_speech_compares_precisions_of_whisper_with_pytorch() -> None:
+    (table,) = tables(run("benchmarks.speech", "--size", "smallest", "--tokens", 2, "--rounds", 1))
+    assert [row[:2] for row in table[1:]] == [
+        ["smallest", name] for name in ("torch fp32", "openvino fp32", "openvino int8")
+    ]
 
 
 @pytest.mark.slow

@@ -39,20 +39,26 @@ def load_pipeline(checkpoint: Checkpoint, decoder: Path, settings: CompileSettin
         config = transformers.AutoConfig.from_pretrained(folder)
         if config.model_type != "whisper":
             raise invalid(f"engine 'openvino' runs Whisper, and '{checkpoint.source}' is '{config.model_type}'")
-        with torch.device("meta"):
-            model = GraphWhisper(config)
-        if (folder / "generation_config.json").is_file():
-            model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-        model.attach(WhisperGraphs(decoder, settings))
         make: Any = transformers.pipeline
         return make(
             "automatic-speech-recognition",
-            model=model.eval(),
+            model=load_model(folder, decoder, settings),
             tokenizer=transformers.AutoTokenizer.from_pretrained(folder),
             feature_extractor=transformers.AutoFeatureExtractor.from_pretrained(folder),
             device="cpu",
             dtype=torch.float32,
         )
+
+
+def load_model(folder: Path, decoder: Path, settings: CompileSettings) -> GraphWhisper:
+    """Load the exported graphs of the Whisper checkpoint in ``folder``; ``decoder`` is the decoder's."""
+    with torch.device("meta"):
+        model = GraphWhisper(transformers.AutoConfig.from_pretrained(folder))
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    model.attach(WhisperGraphs(decoder, settings))
+    model.eval()
+    return model
 
 
 class WhisperGraphs:
@@ -192,6 +198,32 @@ class _Encoder(torch.nn.Module):
         return BaseModelOutput(last_hidden_state=self._graphs.encode(input_features))
 
 
+class _Suppressed(transformers.SuppressTokensLogitsProcessor):
+    """Suppresses tokens, all below the size of the vocabulary; transformers searches the vocabulary at every step."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return scores.index_fill(-1, self.suppress_tokens, -torch.inf)
+
+
+class _SuppressedAtBegin(transformers.SuppressTokensAtBeginLogitsProcessor):
+    """Suppresses tokens at the first step; transformers searches the vocabulary at every step."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        first = input_ids.shape[-1] == self.begin_index
+        return scores.index_fill(-1, self.begin_suppress_tokens, -torch.inf) if first else scores
+
+
+def _fast(processor: Any, vocabulary: int) -> Any:
+    """Return a logits processor with the results of ``processor``, which may be faster."""
+    if type(processor) is transformers.SuppressTokensLogitsProcessor:
+        tokens = processor.suppress_tokens
+        return _Suppressed(tokens[tokens < vocabulary].long().tolist())
+    if type(processor) is transformers.SuppressTokensAtBeginLogitsProcessor:
+        tokens = processor.begin_suppress_tokens
+        return _SuppressedAtBegin(tokens[tokens < vocabulary].long().tolist(), processor.begin_index)
+    return processor
+
+
 class GraphWhisper(transformers.WhisperForConditionalGeneration):
     """Whisper without weights, for the CPU in FP32."""
 
@@ -229,6 +261,10 @@ class GraphWhisper(transformers.WhisperForConditionalGeneration):
             cross_attentions=cache.attention(heads, self.config.d_model // heads) if output_attentions else None,
             decoder_attentions=() if output_attentions else None,
         )
+
+    def _retrieve_logit_processors(self, *arguments: Any, **keywords: Any) -> Any:
+        processors = super()._retrieve_logit_processors(*arguments, **keywords)
+        return [_fast(processor, self.config.vocab_size) for processor in processors or ()] or None
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any) -> None:
         model_kwargs["past_key_values"] = GraphCache(self._graphs)
