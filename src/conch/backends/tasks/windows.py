@@ -90,7 +90,7 @@ class WindowFollower:
         ended = int(sequence[-1]) == self.pipeline.tokenizer.eos_token_id
         text = self.pipeline.tokenizer.decode(sequence.cpu(), skip_special_tokens=True).strip().encode()
         self._attempt = (
-            temperature,
+            round(temperature, 6),  # of an FP32 input
             total / (len(sequence) - ended + 1),
             len(text) / len(zlib.compress(text)),
         )

@@ -314,6 +314,8 @@ def test_segments_have_the_scores_of_their_window(whisper: Task, whisper_pipelin
     seeks = [chunk["seek"] for chunk in scored]
     assert seeks == sorted(seeks)
     assert len({(chunk["seek"], chunk["avg_logprob"]) for chunk in scored}) == len(set(seeks)) > 2
+    sampled = ask({"samples": LONG[None]}, **options, return_scores=True, do_sample=True, temperature=0.7)
+    assert {chunk["temperature"] for chunk in json.loads(texts(whisper, sampled, output="chunks")[0][0])} == {0.7}
 
 
 def first_scores(pipeline: Any, samples: Any) -> dict[str, Any]:
