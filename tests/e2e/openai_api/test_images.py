@@ -177,6 +177,9 @@ def test_triton_s_routes_take_images(server: ConchServer, models: Path) -> None:
         "temperature": 0,
     }
     assert post_raw(server.http, "/v2/models/qwen2_vl/generate", body).json()["text_output"] == text
+    for content in (messages, [{"role": "tool", "content": [{"type": "image"}]}, *messages]):
+        refused = post_raw(server.http, "/v2/models/qwen2_vl/generate", {"messages": json.dumps(content)})
+        assert refused.status == 400 and "the request has no 'image'" in refused.error
     prompt = f"<user><|vision_start|><|image_pad|><|vision_end|>{TEXT}<assistant>"
     body = {**body, "text_input": prompt, "exclude_input_in_output": True}
     del body["messages"]

@@ -10,7 +10,7 @@ from conch.backends.generation.media import MediaItem, MediaPreparer
 from conch.backends.io_formats.processor import MediaProcessor
 from conch.backends.tasks import media
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.tokenizers.chat import ChatTemplate, check_messages
+from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.core.errors import ConchError, invalid, unsupported
 from conch.machine import extras
@@ -34,8 +34,7 @@ class PreparedMedia(MediaProcessor):
         self._kinds = {mark: kind for kind, mark in self.marks.items()}
         self._open_cache(checkpoint.options)
 
-    def with_parts(self, messages: Any, template: ChatTemplate) -> list[Any]:
-        check_messages(messages)
+    def with_parts(self, messages: list[Any], template: ChatTemplate) -> list[Any]:
         return [self._with_text(message, template) for message in messages]
 
     def _with_text(self, message: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:

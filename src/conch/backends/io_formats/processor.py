@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from threading import Lock
 from typing import Any, Final
@@ -101,14 +101,19 @@ class MediaProcessor:
             )
         return [item for kind, data in files.items() for item in self._read(kind, data)]
 
-    def with_parts(self, messages: Any, template: ChatTemplate) -> list[Message]:
+    def check_parts(self, messages: Any, given: Collection[str]) -> None:
+        """Raise INVALID_ARG for invalid messages, and for parts of a kind of which no file is ``given``."""
+        check_messages(messages)
+        for kind in self.marks.keys() - given:
+            if any(self._has_items(message, (kind,)) for message in messages):
+                raise invalid(f"the messages have a part of the type '{kind}', and the request has no '{kind}'", kind)
+
+    def with_parts(self, messages: list[Message], template: ChatTemplate) -> list[Message]:
         """Return messages with contents as ``template`` reads them: lists of parts, or texts with placeholders.
 
-        Images and recordings in results of tools become messages of the user if the template leaves them out. Raises
-        INVALID_ARG for invalid messages.
+        Images and recordings in results of tools become messages of the user if the template leaves them out.
         """
-        check_messages(messages)
-        if any(message["role"] == "tool" and self._has_items(message) for message in messages):
+        if any(message["role"] == "tool" and self._has_items(message, self.marks) for message in messages):
             messages = messages if self._reads_parts(template, "tool") else self._moved(messages)
         return [self._with_parts(message, template) for message in messages]
 
@@ -121,7 +126,7 @@ class MediaProcessor:
             if items and not is_result:
                 moved.append({"role": "user", "content": items})
                 items = []
-            if is_result and self._has_items(message):
+            if is_result and self._has_items(message, self.marks):
                 parts = message["content"]
                 items = items + [part for part in parts if part.get("type") in self.marks]
                 texts = [str(part.get("text", "")) for part in parts if part.get("type") not in self.marks]
@@ -129,9 +134,9 @@ class MediaProcessor:
             moved.append(message)
         return [*moved, {"role": "user", "content": items}] if items else moved
 
-    def _has_items(self, message: Message) -> bool:
+    def _has_items(self, message: Message, kinds: Collection[str]) -> bool:
         content = message.get("content")
-        return isinstance(content, list) and any(part.get("type") in self.marks for part in content)
+        return isinstance(content, list) and any(part.get("type") in kinds for part in content)
 
     def _with_parts(self, message: Message, template: ChatTemplate) -> Message:
         content = message.get("content")

@@ -607,15 +607,18 @@ class TextInterface:
         if taken:
             raise invalid(f"input 'chat_template_kwargs' must not have '{taken.pop()}'", "chat_template_kwargs")
         return self.tokenizer.chat(
-            self._with_parts(messages),
+            self._with_parts(request, messages),
             tools=_document(request, "tools", list),
             optional_tools=optional_tools,
             **variables,
         )
 
-    def _with_parts(self, messages: Any) -> Any:
+    def _with_parts(self, request: Request, messages: Any) -> Any:
         """Return messages with contents as the chat template reads them: lists of parts, or texts."""
-        return messages if self.media is None else self.media.with_parts(messages, self.tokenizer.template)
+        if self.media is None:
+            return messages
+        self.media.check_parts(messages, {spec.name for spec in MEDIA_INPUTS if request.has(spec.name)})
+        return self.media.with_parts(messages, self.tokenizer.template)
 
     def _sampling(
         self, overrides: SamplingOverrides, prompt: list[int], source: str, temperature: float | None
