@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,7 +123,11 @@ class Case:
 
     def items(self, engine: GenerationEngine, contents: Sequence[Any]) -> list[MediaItem]:
         assert engine.preparer is not None
-        return [engine.preparer.prepare(self.kind, bytes([id(content) % 251]) * 32, content) for content in contents]
+        digests = [hashlib.blake2b(np.asarray(content).tobytes(), digest_size=32).digest() for content in contents]
+        return [
+            engine.preparer.prepare(self.kind, digest, content)
+            for digest, content in zip(digests, contents, strict=True)
+        ]
 
     def prompt(self, texts: Sequence[str], items: Sequence[MediaItem]) -> list[int]:
         ids = [self.tokenizer.encode(text, special_tokens=False) for text in texts]
@@ -196,3 +201,14 @@ def test_prompt_without_a_whole_image_or_that_ends_with_one_is_refused(case: Cas
         with pytest.raises(ConchError, match="prompt_logprobs are not supported"):
             engine.add(case.request(3, engine, TEXTS[:2], case.contents[:1], prompt_logprobs=1))
         assert not engine.busy
+
+
+def test_smallest_items_are_read_or_refused(case: Case) -> None:
+    with case.opened() as engine:
+        if case.kind == "audio":
+            for samples in (0, 1):
+                with pytest.raises(ConchError, match=f"a recording of {samples} samples"):
+                    case.items(engine, [np.zeros(samples, np.float32)])
+        content = np.zeros(2, np.float32) if case.kind == "audio" else picture(1, 1, 1)
+        steps = finished_by_id(engine, case.request(1, engine, TEXTS[:2], [content]))
+        assert tokens(steps[1]) == case.helper.greedy(TEXTS[:2], [content])

@@ -102,6 +102,8 @@ class Projector:
             bitmap, size = mtmd.mtmd_bitmap_init(pixels.shape[1], pixels.shape[0], pointer), pixels.nbytes
         else:
             samples = np.ascontiguousarray(content, np.float32)
+            if len(samples) < 2:  # libmtmd would end the process
+                raise invalid(f"input '{kind}' has a recording of {len(samples)} samples", kind)
             values = samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             bitmap, size = mtmd.mtmd_bitmap_init_from_audio(len(samples), values), samples.nbytes
         chunks = mtmd.mtmd_input_chunks_init()
