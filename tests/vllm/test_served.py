@@ -176,7 +176,7 @@ def test_openai_client_gets_a_response_and_may_disconnect(server: ConchServer) -
         ({"parameters": {"temperature": 50}}, "temperature must be in [0, 2], got 50"),
         ({"sampling_parameters": {"no_such": 1}}, "sampling parameter 'no_such' is not known"),
         (structured(json={"type": "nonsense"}), "Grammar error: "),
-        (structured(json={"patternProperties": {"[a": {}}}), "Grammar error: "),
+        (structured(json={"patternProperties": {"[a": {}}}), "structured_outputs: this json does not compile: "),
         (structured(regex="(?=a)b"), "Grammar error: "),
         (structured(regex="[a"), "Grammar error: "),
         (structured(grammar="root ::= ("), "Invalid grammar specification: "),
