@@ -31,7 +31,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 CONSTRAINTS := constraints.txt
-PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRAINTS)
+# Python compiles what is imported; pip would compile all, most of which nothing imports.
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install --no-compile -c $(CONSTRAINTS)
 
 # The tests start conch hundreds of times; where nothing keeps what Python compiles, each start takes a second more.
 export PYTHONDONTWRITEBYTECODE :=
