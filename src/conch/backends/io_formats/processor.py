@@ -102,7 +102,7 @@ class MediaProcessor:
         return [item for kind, data in files.items() for item in self._read(kind, data)]
 
     def check_parts(self, messages: Any, given: Collection[str]) -> None:
-        """Raise INVALID_ARG for invalid messages, and for parts of a kind of which no file is ``given``."""
+        """Raise INVALID_ARG for invalid messages, and for a part whose kind, such as ``image``, is not in ``given``."""
         check_messages(messages)
         for kind in self.marks.keys() - given:
             if any(self._has_items(message, (kind,)) for message in messages):

@@ -67,7 +67,7 @@ class WordIds:
         new_words: dict[str, None] = {}
         for parts in texts:
             missing = list(dict.fromkeys([part for part in parts if part not in known]))
-            if max(map(len, missing), default=0) > MAX_CHARACTERS:  # none if another thread has kept them meanwhile
+            if max(map(len, missing), default=0) > MAX_CHARACTERS:  # another thread may have kept them all
                 continue
             if 2 * len(missing) > len(parts) + 4:  # the library encodes the text faster as a whole
                 missing = missing[:2]

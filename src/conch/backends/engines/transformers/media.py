@@ -186,7 +186,7 @@ class MediaNetwork:
         )
 
     def _types_argument(self, config: Any) -> str:
-        """Return the argument with types of tokens, of which some see later ones; empty if the network has none."""
+        """Return the name of the network's argument for the types of tokens; empty if it has none."""
         if getattr(config, "use_bidirectional_attention", None) == "vision":
             return _KINDS
         return _TYPES if _TYPES in self._taken else ""
