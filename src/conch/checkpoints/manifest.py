@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from conch.config.reading import open_regular, read_json
-from conch.core.errors import ConchError, invalid
+from conch.core.errors import ConchError, error_text, invalid
 from conch.core.lengths import on_grid
 
 #: The minimum gain for which the other variant runs; smaller gains are within the variation of measurements.
@@ -275,7 +275,7 @@ class Manifest:
         except ConchError as error:
             raise invalid(f"{path}: {error.message}") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise invalid(f"{path} is not a manifest: {type(error).__name__}: {error}") from None
+            raise invalid(f"{path} is not a manifest: {error_text(error)}") from None
         return manifest
 
     def _check_references(self) -> None:

@@ -134,6 +134,16 @@ def one_line(error: BaseException) -> str:
     return _SENTENCE_END.split(paragraph, 1)[0].rstrip(".")[:500] or type(error).__name__
 
 
+def error_text(error: BaseException, *, short: bool = False) -> str:
+    """Return the message of a ConchError, and ``<type>: <message>`` of any other error.
+
+    With ``short``, an error of a library or a bug has only the first sentence of its message, as one line.
+    """
+    if isinstance(error, ConchError):
+        return error.message
+    return f"{type(error).__name__}: {one_line(error) if short else error}"
+
+
 def nearest(name: str, known: Iterable[str], likeness: float = _LIKENESS) -> str:
     """Return the name in ``known`` most similar to ``name``, ignoring case.
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from conch.core.errors import ConchError, one_line, unsupported
+from conch.core.errors import ConchError, error_text, one_line, unsupported
 
 #: The name of conch's distribution. PyPI has an unrelated package named conch.
 DISTRIBUTION = "conch-server"
@@ -258,7 +258,7 @@ def _broken(purpose: str, name: str, version: str, error: Exception) -> ConchErr
         problem = f"{installed} is installed, but {lacking}, which it imports, is not"
         advice = f": {command_for(lacking)}"
     else:
-        problem = f"{installed} is installed, but cannot be imported: {type(error).__name__}: {one_line(error)}"
+        problem = f"{installed} is installed, but cannot be imported: {error_text(error, short=True)}"
         advice = f"; reinstall it: {pip_install()} --force-reinstall --no-deps {_quoted(name)}"
     reason = f"{purpose} needs {name}: {problem}"
     return unsupported(f"{reason}{advice}", public=reason)

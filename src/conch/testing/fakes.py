@@ -7,7 +7,7 @@ from typing import Any
 
 from conch.backends.python.errors import TritonModelException
 from conch.client.values import decode
-from conch.core.errors import Code, ConchError, internal
+from conch.core.errors import Code, ConchError, error_text, internal
 from conch.core.inference import InferRequest, InferResponse
 from conch.testing.tensors import to_tensor
 
@@ -48,7 +48,7 @@ class FakeModels:
             request.fail(internal(str(error)))
         except BaseException as error:
             self._on_mistake(error)
-            request.fail(internal(f"the fake of model '{name}' raised {type(error).__name__}: {error}"))
+            request.fail(internal(f"the fake of model '{name}' raised {error_text(error)}"))
 
     def is_ready(self, name: str, version: int) -> bool:
         return name in self._loaded

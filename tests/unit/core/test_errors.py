@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from conch.core.errors import did_you_mean, invalid
+from conch.core.errors import did_you_mean, error_text, invalid
 
 
 def test_half_a_character_of_a_file_s_name_is_written_out() -> None:
     assert invalid("a\udcff é.gguf").message == "a\\udcff é.gguf"
     assert str(invalid("a\udcff")) == "a\\udcff"
+
+
+def test_text_of_an_error_names_its_type_unless_it_was_written_for_clients() -> None:
+    error = ValueError("no such axis.\nSee the manual.")
+    assert error_text(error) == "ValueError: no such axis.\nSee the manual."
+    assert error_text(error, short=True) == "ValueError: no such axis"
+    assert error_text(KeyError(), short=True) == "KeyError: KeyError"
+    assert error_text(invalid("no such model. Load it.")) == "no such model. Load it."
+    assert error_text(invalid("no such model. Load it."), short=True) == "no such model. Load it."
 
 
 def test_an_unknown_name_is_reported_with_the_most_similar_name_whatever_its_case() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from conch.core.errors import ConchError, internal, invalid
+from conch.core.errors import ConchError, error_text, internal, invalid
 from conch.core.tensors import Buffer, WireTensor, pack_bytes, split_bytes
 from conch.workers.child.buffers import OutputLoan
 
@@ -241,6 +241,6 @@ def failure(error: BaseException) -> ConchError:
     """Convert ``error`` to an INTERNAL error that names its type, and log its traceback, unless it is a ConchError."""
     if isinstance(error, ConchError):
         return error
-    message = f"{type(error).__name__}: {error}"
+    message = error_text(error)
     _logger.error("%s", message.partition("\n")[0], exc_info=error)
     return internal(message)

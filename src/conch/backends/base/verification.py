@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.base.arrays import Array
-from conch.core.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, error_text, invalid, one_line
 
 #: Number of tokens to compare.
 VERIFIED_TOKENS: Final = 5
@@ -75,7 +75,7 @@ def require_greedy_likeness(
                     **generation,
                 )
         except Exception as error:
-            raise unlike(f"transformers itself fails: {type(error).__name__}: {one_line(error)}") from error
+            raise unlike(f"transformers itself fails: {error_text(error, short=True)}") from error
         begin = output.sequences.shape[1] - len(output.logits)
         expected_tokens = output.sequences[0, begin:].tolist()
         if difference := greedy_difference(

@@ -24,7 +24,7 @@ from conch.backends.generation.adapters import CACHE_BYTES, MAX_RANK, AdapterSto
 from conch.backends.generation.compilation import COMPILE_SECONDS, Compilations
 from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
 from conch.backends.generation.media import MediaItem
-from conch.core.errors import ConchError, cancelled, internal, unavailable
+from conch.core.errors import ConchError, cancelled, error_text, internal, unavailable
 from conch.core.sampling.parameters import SamplingParams
 from conch.core.sampling.structures import Structure
 from conch.workers.child.channel import Channel
@@ -553,8 +553,7 @@ class GenerationService:
 
     def _fail_all(self, error: BaseException) -> None:
         """Fail all requests and exit the worker, because its engine is broken."""
-        reason = str(error) if isinstance(error, ConchError) else f"{type(error).__name__}: {error}"
-        failed = internal(f"engine '{self._engine.name}' failed: {reason}")
+        failed = internal(f"engine '{self._engine.name}' failed: {error_text(error)}")
         self._channel.send(log_frame(error, failed.message))
         for state in list(self._states.values()):
             state.running.clear()

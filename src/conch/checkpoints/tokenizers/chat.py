@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.config.reading import read_small
-from conch.core.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, error_text, invalid, one_line
 from conch.machine import extras
 
 _logger = logging.getLogger(__name__)
@@ -216,6 +216,5 @@ def _refused(error: Exception) -> ConchError:
     # Errors that a template itself raises are messages for the client.
     if type(error).__name__ == "TemplateError":
         return invalid(f"messages do not fit the chat template of the model: {one_line(error)}")
-    return invalid(
-        f"the chat template of the model cannot render these messages: {type(error).__name__}: {one_line(error)}"
-    )
+    reason = error_text(error, short=True)
+    return invalid(f"the chat template of the model cannot render these messages: {reason}")

@@ -15,7 +15,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Final
 
-from conch.core.errors import ConchError, cancelled
+from conch.core.errors import ConchError, cancelled, error_text
 from conch.core.inference import InferRequest
 from conch.core.tensors import Buffer
 from conch.frontends.budget import ByteBudget
@@ -270,7 +270,7 @@ class Call(MessageIntake):
         """End the call with the status of an error; an unexpected error (a bug) is logged with its traceback."""
         if not isinstance(error, ConchError | CallFault):
             LOGGER.exception("%s failed", self.head.path)
-            error = CallFault(Status.INTERNAL, f"{type(error).__name__}: {error}")
+            error = CallFault(Status.INTERNAL, error_text(error))
         self.finish(*status_of(error))
 
     def abort(self, status: Status, message: str, code: Http2ErrorCode = Http2ErrorCode.CANCEL) -> None:

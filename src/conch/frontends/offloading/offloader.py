@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from mmap import mmap
 from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
-from conch.core.errors import ConchError, internal, invalid, unavailable
+from conch.core.errors import ConchError, error_text, internal, invalid, unavailable
 from conch.core.inference import InferRequest
 from conch.core.tensors import Buffer, WireTensor
 from conch.core.validation import has_strings
@@ -349,7 +349,7 @@ class Offloader:
             error: ConchError = failure
         except Exception as failure:
             LOG.exception("a large request could not be decoded")
-            error = internal(f"{type(failure).__name__}: {failure}")
+            error = internal(error_text(failure))
         else:
             if not work.result.done():
                 work.result.set_result(result)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from conch.core.errors import ConchError, internal, invalid
+from conch.core.errors import ConchError, error_text, internal, invalid
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, ignore
 from conch.core.tensors import CONFIG_NAME, Buffer, WireTensor
 from conch.core.validation import count_strings, validate_request
@@ -304,7 +304,7 @@ def _perform(connection: socket.socket, header: Header, parts: list[memoryview])
     except _RefusedError:
         pass  # the error came from the server
     except Exception as raised:
-        error = internal(f"{type(raised).__name__}: {raised}")
+        error = internal(error_text(raised))
         more = {"traceback": traceback.format_exc()}
     packing = Packing()
     return SharedMessage({"error": packing.pack(error), **more, **_usage()}, packing.parts)

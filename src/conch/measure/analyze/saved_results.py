@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from conch.config.reading import read_json
-from conch.core.errors import invalid, not_found
+from conch.core.errors import error_text, invalid, not_found
 from conch.measure.analyze.judging.goals import Goals
 from conch.measure.analyze.judging.ranking import FinalRounds, Recommendation, recommend
 from conch.measure.analyze.results import CandidateResult, LoadKind, from_json
@@ -84,4 +84,4 @@ def load(folder: Path) -> tuple[Circumstances, list[SearchOutcome]]:
         searches = [from_json(SearchOutcome, search) for search in document["searches"]]
         return from_json(Circumstances, document["circumstances"]), searches
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise invalid(f"{path} has no results of this version ({type(error).__name__}: {error})") from None
+        raise invalid(f"{path} has no results of this version ({error_text(error)})") from None

@@ -120,7 +120,7 @@ class Worker:
 
     def serve(self) -> None:
         """Handle frames; does not return."""
-        from conch.core.errors import Code, ConchError
+        from conch.core.errors import Code, ConchError, error_text
 
         channel = self._channel
         while True:
@@ -160,7 +160,7 @@ class Worker:
                     raise ConchError(f"unknown frame {op!r}")
             except Exception as error:
                 code = error.code if isinstance(error, ConchError) else Code.INTERNAL
-                message = str(error) if isinstance(error, ConchError) else f"{type(error).__name__}: {error}"
+                message = error_text(error)
                 public = error.public if isinstance(error, ConchError) else message
                 self._log_cause(error, message.partition("\n")[0])
                 if op == "execute":

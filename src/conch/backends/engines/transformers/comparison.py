@@ -25,7 +25,7 @@ from conch.backends.generation.agreement import (
 )
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.checkpoints.gguf_reference import TokenScores
-from conch.core.errors import ConchError, invalid, one_line
+from conch.core.errors import error_text, invalid
 from conch.machine import extras
 from conch.machine.memory import free_memory
 
@@ -47,7 +47,7 @@ def compare(engine: GenerationEngine, spec: EngineSpec, prompts: Sequence[list[i
             raise invalid(obstacle)
         scores = _score(spec, completions)
     except Exception as error:  # transformers may lack the architecture, a quantised layer, or memory
-        reason = error.message if isinstance(error, ConchError) else f"{type(error).__name__}: {one_line(error)}"
+        reason = error_text(error, short=True)
         _logger.warning("%s was not compared with transformers: %s", spec.source, reason)
         return f"{NOT_CHECKED}: {reason}"
     return require_agreement(engine, spec.source, _tolerances(engine, spec), completions, scores)

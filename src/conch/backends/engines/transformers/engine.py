@@ -42,7 +42,7 @@ from conch.backends.generation.engine import (
 from conch.backends.generation.features import ENGINE_FEATURES
 from conch.backends.generation.lora import LoraWeights
 from conch.backends.generation.media import MediaSpec
-from conch.core.errors import ConchError, invalid, one_line
+from conch.core.errors import error_text, invalid, one_line
 from conch.core.sampling.parameters import Feature, SamplingParams
 from conch.machine.facts import usable_cores
 
@@ -159,7 +159,7 @@ class TransformersEngine(SamplingEngine):
                     **{name: array for name, array in inputs.items() if name not in ("input_ids", "attention_mask")},
                 )
         except Exception as error:  # depends on the network
-            reason = error.message if isinstance(error, ConchError) else f"{type(error).__name__}: {one_line(error)}"
+            reason = error_text(error, short=True)
             self.warnings = [f"the model reads texts alone, not {' or '.join(sorted(spec.placeholders))}: {reason}"]
             _logger.debug("the example fails", exc_info=True)
             self._rows, self._waiting, self._batches, self._reading = {}, [], [], None
