@@ -20,12 +20,12 @@ import grpc.aio
 from benchmarks.peers.padding import replace
 from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest, InferResponse
+from conch.core.protocol import grpc_service as pb
 from conch.frontends.api_keys import ApiKeys
 from conch.frontends.grpc.control import ControlMethods
 from conch.frontends.limits import ClientLimits
 from conch.frontends.offloading.offloader import Offloader
 from conch.options.settings import Settings
-from conch.protocol import grpc_service as pb
 from conch.server.core import InferenceServer
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import (

@@ -19,7 +19,7 @@ MODELS = ("backends/shipped/", "cli/demo/repository/", "cli/templates/", "conver
 #: Modules that import everything, or nothing.
 OUTSIDE = {"conch", "conch.__main__"}
 #: What clients and the server share.
-SHARED = {"client", "config", "core", "http2", "options", "protocol"}
+SHARED = {"client", "config", "core", "http2", "options"}
 #: Tests whose event loop, network and threads take the place of asyncio's, which offers no public interface for that.
 SIMULATION = ROOT / "tests" / "simulation"
 #: Names with an underscore that the standard library documents.
@@ -89,6 +89,11 @@ def test_every_module_stands_on_a_floor_of_the_layer_contract() -> None:
         and not any(module == floor or module.startswith(f"{floor}.") for floor in floors)
     }
     assert outside == set()
+
+
+def test_the_first_level_has_at_most_twenty_packages() -> None:
+    packages = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+    assert len(packages) <= 20, packages
 
 
 def test_a_class_name_occurs_once() -> None:

@@ -19,8 +19,8 @@ from conch.client.transport import ConnectionFailedError, UnreachableError
 from conch.client.values import decode
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, unavailable
+from conch.core.protocol import grpc_service
 from conch.machine.ports import host_and_port
-from conch.protocol import grpc_service
 from conch.wire.grpc.infer import ERRORS_WITH_CODES
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, SERVICE_PATH, decode_response, encode_request
 

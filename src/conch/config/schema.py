@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from conch.core.tensors import CONFIG_NAME, PROTOCOL_NAME
-from conch.protocol.model_config import (
+from conch.core.protocol.model_config import (
     BatchInput,
     BatchOutput,
     DataType,
@@ -16,9 +15,10 @@ from conch.protocol.model_config import (
     ModelInput,
     ModelOutput,
 )
-from conch.protocol.model_config import ModelInstanceGroup as InstanceGroup
-from conch.protocol.model_config import ModelQueuePolicy as QueuePolicy
-from conch.protocol.model_config import ModelSequenceBatching as SequenceBatching
+from conch.core.protocol.model_config import ModelInstanceGroup as InstanceGroup
+from conch.core.protocol.model_config import ModelQueuePolicy as QueuePolicy
+from conch.core.protocol.model_config import ModelSequenceBatching as SequenceBatching
+from conch.core.tensors import CONFIG_NAME, PROTOCOL_NAME
 
 __all__ = [
     "PYTHON_RUNTIME",

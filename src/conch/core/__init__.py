@@ -1,4 +1,4 @@
-"""The vocabulary of conch: errors, tensors, requests and responses, their validation, and sampling parameters.
+"""The vocabulary of conch: errors, tensors, requests, responses, validation, sampling parameters, and gRPC messages.
 
 Every other package imports these modules; they import none.
 """

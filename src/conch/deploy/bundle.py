@@ -28,10 +28,10 @@ from conch.checkpoints.options import Options, files_for
 from conch.config.schema import ModelConfig
 from conch.config.signature import full_shape, parameters, signature
 from conch.core.errors import Code, ConchError, invalid
+from conch.core.protocol.model_config import ModelInstanceGroup
 from conch.core.sampling import TEXT_GENERATION
 from conch.deploy.requirements import Contents, RepositoryRequirements, contents, read_requirements
 from conch.deploy.trial import Runner, try_artifact
-from conch.protocol.model_config import ModelInstanceGroup
 
 #: Endpoints of a single model, and all endpoints.
 ModelEndpoint = Literal["infer", "generate", "generate_stream"]

@@ -22,10 +22,10 @@ from conch.checkpoints.task import canonical
 from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
 from conch.core.errors import invalid, not_found
+from conch.core.protocol.model_config import ModelInstanceGroup
 from conch.core.sampling import TEXT_GENERATION
 from conch.machine.extras import PACKAGES
 from conch.machine.facts import visible_gpus
-from conch.protocol.model_config import ModelInstanceGroup
 from conch.repository.checks.checkpoints import engine_problem
 from conch.repository.checks.configuration import named_gpus
 from conch.repository.checks.finding import CheckedModel

@@ -12,6 +12,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from conch.core.protocol import grpc_service as pb
+from conch.core.protocol import health
 from conch.core.tensors import Buffer
 from conch.frontends.grpc.calls import ServingContext, UnaryCall
 from conch.frontends.grpc.large import MAX_HERE, decode_control, parse
@@ -19,8 +21,6 @@ from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
 from conch.frontends.loop_budget import YieldingLister
 from conch.http2 import Http2Stream
-from conch.protocol import grpc_service as pb
-from conch.protocol import health
 from conch.server.core import InferenceServer
 from conch.server.models.on_demand import LoadNeeded
 from conch.wire.grpc import control

@@ -10,6 +10,7 @@ from functools import partial
 
 from conch.core.errors import internal, unsupported
 from conch.core.inference import InferRequest, InferResponse
+from conch.core.protocol import grpc_service
 from conch.core.tensors import Buffer
 from conch.frontends.grpc.calls import ServingContext, UnaryCall
 from conch.frontends.grpc.cancellation import cancel_requests, log_early_cancellation, log_skipped_response
@@ -17,7 +18,6 @@ from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.http2 import Http2Stream
-from conch.protocol import grpc_service
 from conch.server.execution.caching import MOST_MESSAGE_BYTES
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded

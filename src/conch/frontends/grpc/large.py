@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError, Message
 
+from conch.core.protocol import grpc_service
 from conch.core.tensors import Buffer, WireTensor
 from conch.frontends.grpc.messages import WBITS, decompress, encode
 from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
 from conch.frontends.offloading import work
 from conch.frontends.offloading.offloader import Offloader, has_many_strings
 from conch.machine.threads import compute
-from conch.protocol import grpc_service
 from conch.wire.grpc.fields import split_message
 from conch.wire.grpc.infer import sent_inputs
 

@@ -10,14 +10,14 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.descriptor import FileDescriptor
 
+from conch.core.protocol import grpc_service, health
+from conch.core.protocol.proto_files import POOL, load, members
 from conch.core.tensors import Buffer
 from conch.frontends.grpc.calls import Call, ServingContext
 from conch.frontends.grpc.large import MAX_HERE, parse
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
 from conch.http2 import Http2Stream
-from conch.protocol import grpc_service, health
-from conch.protocol.proto_files import POOL, load, members
 
 VERSIONS: Final = ("v1", "v1alpha")
 #: Bytes of responses that may be unread before further requests wait.

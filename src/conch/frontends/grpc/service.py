@@ -16,6 +16,8 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import Message
 
 from conch.core.errors import ConchError, unavailable
+from conch.core.protocol import grpc_service as pb
+from conch.core.protocol import health
 from conch.core.tensors import Buffer
 from conch.frontends.access_log import AccessRecord
 from conch.frontends.api_keys import NO_KEYS, REFUSAL, ApiKeys
@@ -33,8 +35,6 @@ from conch.frontends.offloading.offloader import Offloader
 from conch.http2 import IGNORE, MAX_HEADER_LIST, Field, Http2Stream, StreamHandler
 from conch.machine import logs
 from conch.options.triton_values import Restriction
-from conch.protocol import grpc_service as pb
-from conch.protocol import health
 from conch.server.core import InferenceServer
 from conch.server.regions import ClientRegion, ClientRegions, CudaRegion, SystemRegion
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from conch.core.errors import ConchError, internal
 from conch.core.inference import InferRequest, InferResponse
+from conch.core.protocol import grpc_service
 from conch.core.tensors import Buffer
 from conch.frontends.grpc.calls import Call, ServingContext
 from conch.frontends.grpc.cancellation import cancel_requests, log_skipped_response
@@ -23,7 +24,6 @@ from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import Status
 from conch.http2 import Http2ErrorCode, Http2Stream
-from conch.protocol import grpc_service
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
 from conch.wire.grpc.control import read_version

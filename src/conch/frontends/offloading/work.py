@@ -174,7 +174,7 @@ def grpc_infer(message: Buffer) -> tuple[bytes, list[Buffer], list[int | None]]:
     # These imports take as long as all others, and not every server uses gRPC.
     from google.protobuf.message import DecodeError
 
-    from conch.protocol import grpc_service
+    from conch.core.protocol import grpc_service
     from conch.wire.grpc.infer import read_contents, sent_inputs
 
     try:

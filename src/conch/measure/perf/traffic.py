@@ -241,7 +241,7 @@ def _of_http(body: bytes, json_size: int) -> dict[str, bytes]:
 
 
 def _of_grpc(message: bytes) -> dict[str, bytes]:
-    from conch.protocol import grpc_service
+    from conch.core.protocol import grpc_service
 
     response = grpc_service.ModelInferResponse.FromString(message)
     return {output.name: data for output, data in zip(response.outputs, response.raw_output_contents, strict=False)}

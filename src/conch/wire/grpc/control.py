@@ -13,8 +13,8 @@ from typing import Any, Final
 from google.protobuf import json_format
 
 from conch.core.errors import invalid, unsupported
+from conch.core.protocol import grpc_service
 from conch.machine.logs import FORMATS, LogSettings
-from conch.protocol import grpc_service
 from conch.wire.control import (
     ADAPTER_PARAMETERS,
     NUMBERS,

@@ -22,8 +22,8 @@ from conch.core.inference import (
     ModelSignature,
     ParameterValue,
 )
+from conch.core.protocol import grpc_service
 from conch.core.tensors import CONFIG_NAME, ELEMENT_SIZE, NATIVE_FORMAT, Buffer, WireTensor, pack_bytes
-from conch.protocol import grpc_service
 from conch.wire.classification import classify
 from conch.wire.grpc.fields import varint
 from conch.wire.regions import NO_REGIONS, OFFSET, REGION, SIZE, Regions

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from conch.core.errors import Code, ConchError, internal, invalid
 from conch.core.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ParameterValue
+from conch.core.protocol import grpc_service
 from conch.core.tensors import ELEMENT_SIZE, Buffer, WireTensor, plain
-from conch.protocol import grpc_service
 from conch.wire.grpc.fields import varint
 from conch.wire.grpc.infer import EMPTY_FINAL, FINAL_RESPONSE, read_contents, response_parameter
 

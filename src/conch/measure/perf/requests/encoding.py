@@ -176,7 +176,7 @@ def stream_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm)
 
 def _encode(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> tuple[bytes, int]:
     """Return the message, and the offset of the sequence fields in the prefixed message (-1: none)."""
-    from conch.protocol import grpc_service
+    from conch.core.protocol import grpc_service
 
     message = grpc_service.ModelInferRequest(model_name=model.name, model_version=model.version)
     _set(message.parameters, form.parameters)

@@ -15,7 +15,7 @@ from conch.config.remote import RemoteUrl
 from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, internal, unavailable
 from conch.core.inference import InferRequest, InferResponse
-from conch.protocol import grpc_service
+from conch.core.protocol import grpc_service
 from conch.server.execution.remote.http_calls import RemoteModel
 from conch.wire.grpc.outgoing import ANY_SIZE, SERVICE_PATH, decode_response, encode_request
 

@@ -18,12 +18,12 @@ from urllib.parse import unquote
 import hpack
 from google.protobuf.message import DecodeError
 
+from conch.core.protocol import grpc_service
 from conch.http2 import Field, HeaderDecoder, frames
 from conch.measure.perf.requests.encoding import ID_SIZE
 from conch.measure.perf.senders.calls import Judge, TimedCall
 from conch.measure.perf.senders.channels.connecting import Address, Connecting
 from conch.measure.perf.senders.records import Outcome
-from conch.protocol import grpc_service
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from conch.core.protocol import grpc_service, health, model_config
+from conch.core.protocol.proto_files import POOL, read_file
 from conch.frontends.grpc.reflection import served_files
-from conch.protocol import grpc_service, health, model_config
-from conch.protocol.proto_files import POOL, read_file
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from conch.protocol.proto_files import load, members
+from conch.core.protocol.proto_files import load, members
 
 DESCRIPTOR: Final = load("model_config.proto")
 globals().update(members(DESCRIPTOR))
