@@ -34,6 +34,7 @@ from conch.backends.base.arrays import (
     value_of,
     wire_tensor,
 )
+from conch.backends.base.openmp import ComputeThreads, Returned
 from conch.config.parameters import ParameterTable
 from conch.core.errors import ConchError, internal, invalid
 from conch.core.tensors import PROTOCOL_NAME
@@ -333,6 +334,8 @@ class BatchBackend(BackendBase):
         self._under_way: dict[int, Request] = {}
         self._idle = threading.Condition()
         self._running = 0
+        #: The threads that compute; None: those that receive frames.
+        self.compute_threads: ComputeThreads | None = None
 
     @abstractmethod
     def run(self, requests: Sequence[Request]) -> tuple[Sequence[Result | ConchError], dict[str, int]]:
@@ -341,6 +344,12 @@ class BatchBackend(BackendBase):
         The server runs a request with the result ``UNFINISHED`` again, by its serial number, after other requests.
         Called by at most one thread per instance at a time; an exception fails all requests.
         """
+
+    def compute(self, function: Callable[..., Returned], *arguments: Any) -> Returned:
+        """Return the result of ``function``, which runs the model."""
+        if self.compute_threads is None:
+            return function(*arguments)
+        return self.compute_threads.call(function, *arguments)
 
     def start(self, instance: dict[str, Any], config: str) -> bool:
         waits = super().start(instance, config)
@@ -415,15 +424,15 @@ class TensorBackend(BatchBackend):
         if self._ragged is not None:
             arrays = self._ragged.join(requests)
             self.before_computing()
-            return self._ragged.split(requests, self.infer(arrays, _requested_outputs(requests))), {}
+            return self._ragged.split(requests, self.compute(self.infer, arrays, _requested_outputs(requests))), {}
         if len(requests) == 1:
             request = requests[0]
             arrays = {name: value_of(tensor) for name, tensor in request.inputs.items()}
             self.before_computing()
-            return [Result(self.infer(arrays, request.outputs))], {}
+            return [Result(self.compute(self.infer, arrays, request.outputs))], {}
         joined = {name: joined_rows([request.inputs[name] for request in requests]) for name in requests[0].inputs}
         self.before_computing()
-        return cut_rows(requests, self.infer(joined, _requested_outputs(requests))), {}
+        return cut_rows(requests, self.compute(self.infer, joined, _requested_outputs(requests))), {}
 
 
 def _requested_outputs(requests: Sequence[Request]) -> frozenset[str]:

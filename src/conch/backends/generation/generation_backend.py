@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from conch.backends.base.arrays import Request
 from conch.backends.base.backend_base import BackendBase, quiet_libraries, versioned
+from conch.backends.base.openmp import call_in_thread, use_one_thread
 from conch.backends.generation.adapters import CACHE_BYTES, MAX_RANK
 from conch.backends.generation.agreement import NOT_CHECKED, verify_gguf
 from conch.backends.generation.compilation import COMPILE_SECONDS
@@ -128,6 +129,7 @@ class GenerationBackend(BackendBase):
     def __init__(self, channel: Channel, init: Header) -> None:
         super().__init__(channel, init)
         self.threads = 2
+        self._on_gpu = False
         self._lock = threading.Lock()
         self._compile_seconds = COMPILE_SECONDS
         self._adapter_folders: Sequence[Path] = ()
@@ -159,6 +161,7 @@ class GenerationBackend(BackendBase):
         UNSUPPORTED if the engine's library is not installed.
         """
         self.dependencies = checkpoint.dependencies
+        self._on_gpu = instance["kind"] == "GPU"
         name = self.choose_engine(checkpoint, instance)
         chosen = checkpoint.options.engine == "auto" and instance["kind"] != "GPU"
         if chosen and name == "transformers" and (problem := checkpoint.openvino_problem):
@@ -174,14 +177,13 @@ class GenerationBackend(BackendBase):
             "max_lora_rank": checkpoint.options.integer("max_lora_rank", MAX_RANK),
         }
         self._adapter_folders = spec.adapter_folders
-        engine = open_engine(name, spec)
+        engine = call_in_thread(open_engine, name, spec)
         for warning in engine.warnings:
             self.warn_of(warning)
         self.runtime_facts = _runtime_facts(engine, spec, checkpoint)
         if checkpoint.options.verify_on_load:
-            self.runtime_facts |= verify(
-                engine, spec, [prompt for text in _EXAMPLES if (prompt := tokenizer.encode(text))]
-            )
+            prompts = [prompt for text in _EXAMPLES if (prompt := tokenizer.encode(text))]
+            self.runtime_facts |= call_in_thread(verify, engine, spec, prompts)
         self.text_limit = checkpoint.options.text_limit(engine.context)
         return engine
 
@@ -213,6 +215,8 @@ class GenerationBackend(BackendBase):
         self._cancelled[serial] = False
         if request.size > LONG_REQUEST:
             self.before_computing()
+        if not self._on_gpu:
+            use_one_thread()
         try:
             builder = self.response_builder(request)
         except BaseException:

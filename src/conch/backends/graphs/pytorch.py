@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import threading
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 
 from conch.backends.base.arrays import DTYPES, Array, Strings
 from conch.backends.base.backend_base import versioned
+from conch.backends.base.openmp import ComputeThreads
 from conch.backends.graphs import signature
 from conch.backends.graphs.graph import ModelFileBackend
 from conch.backends.graphs.signature import GraphTensor, SequenceTensors
@@ -279,7 +279,7 @@ class PyTorchBackend(ModelFileBackend):
         self._settings = settings = torch_settings(self.config)
         self._torch = torch = extras.load("backend 'pytorch'", "torch")
         self._device = {"GPU": f"cuda:{instance['device_id']}", "CPU": "cpu"}.get(instance["kind"], "")
-        self._threads = settings.threads or openmp_threads(usable_cores(), instance["count"])
+        threads = settings.threads or openmp_threads(usable_cores(), instance["count"])
         if settings.inter_op_threads:
             torch.set_num_interop_threads(settings.inter_op_threads)
         _set_up_jit(torch, settings)
@@ -291,13 +291,10 @@ class PyTorchBackend(ModelFileBackend):
         self._arguments = self._match_arguments(self._inputs)
         outputs = [*(tensor["name"] for tensor in self.config.get("output", ())), *sequences.state_outputs]
         self._results = dict(zip(outputs, indices(outputs, [tensor.name for tensor in program.outputs]), strict=True))
-        self._prepared = threading.local()
-        self.runtime_facts = {"engine": versioned("torch"), "threads": str(self._threads)}
+        self.compute_threads = ComputeThreads(instance["count"], threads)
+        self.runtime_facts = {"engine": versioned("torch"), "threads": str(threads)}
 
     def infer(self, arrays: dict[str, Array | Strings], outputs: frozenset[str]) -> dict[str, Array | Strings]:
-        if not hasattr(self._prepared, "done"):
-            self._torch.set_num_threads(self._threads)  # applies to the calling thread
-            self._prepared.done = True
         try:
             with ExitStack() as modes:
                 modes.enter_context(

@@ -18,13 +18,14 @@ from typing import Any, Final
 
 from conch.backends.base.arrays import UNFINISHED, Request, Result, failure
 from conch.backends.base.backend_base import TRANSFORMERS, BatchBackend, quiet_libraries, versioned
+from conch.backends.base.openmp import ComputeThreads, use_one_thread
 from conch.backends.tasks.causal import torch_class
 from conch.backends.tasks.engines import PRECISIONS, NetworkEngine, choose, open_engine
 from conch.backends.tasks.task import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription, complete_config
 from conch.backends.tasks.tokens import TextPreparation, TokenizedRequest, with_tokens
 from conch.checkpoints.folder import Checkpoint
 from conch.core.errors import ConchError, invalid
-from conch.machine.facts import openmp, usable_cores
+from conch.machine.facts import openmp, openmp_threads, usable_cores
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
 
@@ -87,9 +88,12 @@ class HuggingFaceBackend(BatchBackend):
 
     def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
         """Return the modules that ``load`` imports for ``instance``, and the environment variables to set before."""
-        engine, _, _ = choose(self._checkpoint)
-        needed = engine == "torch" and task_class(self._checkpoint.task).has_network(self._checkpoint)
-        return (TRANSFORMERS, self._variables(instance)) if needed else ((), {})
+        return (TRANSFORMERS, self._variables(instance)) if self._engine("cpu") == "torch" else ((), {})
+
+    def _engine(self, device: str) -> str:
+        """Return the name of the engine that will compute the network on ``device``; empty without a network."""
+        has_network = task_class(self._checkpoint.task).has_network(self._checkpoint)
+        return choose(self._checkpoint, device)[0] if has_network else ""
 
     def _variables(self, instance: Mapping[str, Any]) -> dict[str, str]:
         # For checkpoint code that runs PyTorch directly; conch's engines set their own thread counts.
@@ -107,7 +111,11 @@ class HuggingFaceBackend(BatchBackend):
         cores = checkpoint.options.threads or usable_cores()
         os.environ.update(self._variables(instance))
         opener = EngineOpener(checkpoint, instance)
-        self._task = make_task(checkpoint, opener)
+        if not opener.on_gpu and (engine := self._engine("cpu")) in ("torch", "llamacpp"):
+            # A context of llama.cpp computes one batch at a time.
+            callers = instance["count"] if engine == "torch" else 1
+            self.compute_threads = ComputeThreads(callers, openmp_threads(cores, instance["count"]))
+        self._task = self.compute(make_task, checkpoint, opener)
         self._texts = TextPreparation(checkpoint, self._task)
         self.text_limit = checkpoint.options.text_limit(checkpoint.max_length)
         self.warn_of(opener.warning)
@@ -153,7 +161,7 @@ class HuggingFaceBackend(BatchBackend):
         )
         batch = [entry for entry in ready if not isinstance(entry, ConchError | TokenizedRequest)]
         self.before_computing()
-        outcomes = self._task.execute(batch, work) if batch else []
+        outcomes = self.compute(self._task.execute, batch, work) if batch else []
         for entry, outcome in zip(batch, outcomes, strict=True):
             if outcome is UNFINISHED:
                 self._waiting.add(entry.request, entry)
@@ -172,6 +180,8 @@ class HuggingFaceBackend(BatchBackend):
 
     def _prepared(self, request: Request) -> PreparedRequest | ConchError:
         begin = monotonic_ns()
+        if self.compute_threads is not None:
+            use_one_thread()
         try:
             return self._texts.prepare(request)
         except BaseException as error:  # includes Rust panics; the rest of the batch still runs

@@ -12,6 +12,7 @@ import pytest
 
 from conch.backends.base.arrays import Array, Request, Result, Strings, array_of
 from conch.backends.base.backend_base import BatchBackend, TensorBackend
+from conch.backends.base.openmp import ComputeThreads
 from conch.core.errors import ConchError, invalid
 from conch.core.tensors import WireTensor, pack_bytes, split_bytes
 from conch.workers.child.buffers import BufferMap
@@ -150,6 +151,28 @@ class Halving(Doubling):
 
 def test_a_backend_runs_one_thread_more_than_it_has_instances() -> None:
     assert start(Doubling, count=3)[0].threads == 4
+
+
+class Threads(Doubling):
+    """Notes which threads run the model."""
+
+    def load(self, instance: Mapping[str, Any]) -> None:
+        self.compute_threads = ComputeThreads(1, 1)
+        self.computed_in: list[int] = []
+
+    def infer(self, arrays: dict[str, Array | Strings], outputs: frozenset[str]) -> dict[str, Array | Strings]:
+        self.computed_in.append(threading.get_ident())
+        return super().infer(arrays, outputs)
+
+
+def test_one_thread_computes_for_all_that_receive() -> None:
+    backend, _ = start(Threads)
+    for batch in ([numbers(1)], [numbers(1), numbers(2)]):
+        receiver = threading.Thread(target=execute, args=(backend, *batch))
+        receiver.start()
+        receiver.join()
+    assert backend.computed_in == backend.computed_in[:1] * 2
+    assert threading.get_ident() not in backend.computed_in
 
 
 class Choosy(BatchBackend):

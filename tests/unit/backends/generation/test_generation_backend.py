@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,23 @@ def test_an_engine_that_the_file_makes_necessary_is_told(
     checkpoint = Checkpoint.open(tmp_path, Options.from_values({"verify_on_load": False, **values}))
     backend.open_engine(checkpoint, {"kind": "CPU", "device_id": 0}, ByteTokenizer(), lambda name: {})
     assert (opened, calls) == (["transformers" if warnings else "openvino"], warnings)
+
+
+def test_an_engine_is_opened_and_checked_in_threads_that_end(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callers: list[threading.Thread] = []
+
+    def called(result: Any) -> Callable[..., Any]:
+        return lambda *_: callers.append(threading.current_thread()) or result
+
+    monkeypatch.setattr(generation_backend, "open_engine", called(FakeEngine()))
+    monkeypatch.setattr(generation_backend, "verify", called({"gguf_check": "exact"}))
+    write_model(tmp_path / "m.gguf")
+    checkpoint = Checkpoint.open(tmp_path, Options.from_values({}))
+    backend.open_engine(checkpoint, {"kind": "CPU", "device_id": 0}, ByteTokenizer(), lambda name: {})
+    assert backend.runtime_facts["gguf_check"] == "exact"
+    assert [caller.is_alive() for caller in callers] == [False, False]
 
 
 def test_another_thread_goes_on_while_a_long_text_is_read(backend: Backend) -> None:

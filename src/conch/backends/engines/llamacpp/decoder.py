@@ -352,10 +352,7 @@ def open_context(
     parameters.n_seq_max = slots
     # llama.cpp has room for the logits of a token of each sequence at least.
     parameters.n_outputs_max, parameters.n_outputs_max_per_seq = max(batched, slots), 0
-    threads = spec.threads or 1
-    # Threads spin while they wait for each other: a step with one token, which is short, leaves a core to the server.
-    parameters.n_threads = max(1, threads - 1) if pooling is None else threads
-    parameters.n_threads_batch = threads
+    parameters.n_threads = parameters.n_threads_batch = spec.threads or 1
     parameters.flash_attn_type = arguments.flash_attn
     parameters.type_k, parameters.type_v = CACHE_TYPES[arguments.type_k][0], CACHE_TYPES[arguments.type_v][0]
     parameters.offload_kqv = parameters.op_offload = spec.device == "cuda"

@@ -127,7 +127,7 @@ def test_limits_are_those_of_the_file_the_library_and_the_parameters(tmp_path: P
     assert decoder.precision == "F32 (KV cache f16)"
     parameters = llama_cpp.contexts[-1].parameters
     assert (parameters.n_seq_max, parameters.n_batch, parameters.n_ubatch) == (64, 64, 64)
-    assert (parameters.n_threads, parameters.n_threads_batch) == (2, 3)
+    assert (parameters.n_threads, parameters.n_threads_batch) == (3, 3)
     assert parameters.kv_unified
     assert LlamaDecoder(spec(tmp_path)).context == llama_cpp.CONTEXT
     most = f"parameter 'max_num_seqs' is 65; llama.cpp has at most {llama_cpp.SEQUENCES} sequences"
