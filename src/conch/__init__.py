@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from conch.client.service import AsyncInferenceService, AsyncResultStream, InferenceService, ResultStream
     from conch.core.errors import Code, ConchError
     from conch.library.async_server import AsyncServer
-    from conch.library.server import Server
-    from conch.library.serving import serve
+    from conch.library.server import Server, serve
 
 __all__ = [
     "AsyncInferenceService",
@@ -46,7 +45,7 @@ _MODULES = {
     "InferenceService": "conch.client.service",
     "ResultStream": "conch.client.service",
     "Server": "conch.library.server",
-    "serve": "conch.library.serving",
+    "serve": "conch.library.server",
 }
 
 

@@ -1,27 +1,33 @@
 """Kubernetes: manifests for servers of a model repository, sized for its models.
 
-The Helm chart (``deploy/helm``) deploys the same pods; a test compares them.
+A server on this machine shows the memory that they need. The Helm chart (``deploy/helm``) deploys the same pods; a
+test compares them.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from importlib.resources import files
+from os import environ
 from pathlib import Path
 from textwrap import indent
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 from urllib.parse import quote
 
 from conch import __version__
-from conch.core.errors import invalid
+from conch.core.errors import ConchError, internal, invalid
 from conch.deploy.bundle import base_commands, check_output, render, staged
 from conch.deploy.dashboard import dashboard
-from conch.deploy.footprint import ServerMemory, measure_memory
 from conch.deploy.requirements import RepositoryRequirements, read_requirements
-from conch.machine.memory import mebibytes, read_size
+from conch.deploy.trial import RESPONSE_SECONDS, free_port, wait_until_healthy
+from conch.machine.guarded_server import GuardedServer
+from conch.machine.memory import mebibytes, read_size, resident_bytes
+from conch.machine.temporary import TemporaryFolder
+from conch.measure.metrics_page import labels_of, read_page, samples
 from conch.options.declaration import Directory, FileName, Range, option
 
 _SECTION: Final = "Options"
@@ -46,6 +52,8 @@ _STEP: Final = 256 * _MIB
 _REQUEST: Final = 1.2
 _LIMIT: Final = 1.5
 _FREE: Final = 512 * _MIB
+#: The address of the server that is measured.
+_LOCAL: Final = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,3 +295,48 @@ def _readme(
         model=quote(requirements.models[0], safe=""),
         authorization=f" -H \"Authorization: Bearer $(sed -n 's/^ *{keys[0].partition('=')[0]}=//p' secret.yaml)\"",
     )
+
+
+class ServerMemory(NamedTuple):
+    """The memory of the server process, and of all workers and worker templates (bytes)."""
+
+    server: int
+    models: int
+
+    @property
+    def total(self) -> int:
+        return self.server + self.models
+
+
+def measure_memory(repository: Path) -> ServerMemory:
+    """Load all models of ``repository`` and return the memory of the server and its workers.
+
+    Raises INTERNAL if the server does not start or a model does not load.
+    """
+    with TemporaryFolder("deploy") as folder:
+        port, metrics = free_port(), free_port()
+        command = [
+            sys.executable, "-m", "conch", "serve", f"--model-repository={repository.resolve()}",
+            f"--http-address={_LOCAL}", f"--http-port={port}", "--allow-grpc=false", f"--metrics-port={metrics}",
+            "--worker-template-secs=600", "--exit-timeout-secs=5",
+        ]  # fmt: skip
+        server = GuardedServer(command, folder / "log", dict(environ), folder)
+        try:
+            wait_until_healthy(server, port, "/v2/health/ready")
+            # A page shows what was read for the page before.
+            pages = [read_page(f"http://{_LOCAL}:{metrics}/metrics", RESPONSE_SECONDS) for _ in range(2)]
+            return ServerMemory(resident_bytes(server.pid), sum(_on_cpu(pages[-1])))
+        except ConchError as error:
+            raise internal(
+                f"the memory of the models cannot be measured here: {error.message}; give --memory"
+            ) from None
+        finally:
+            server.close()
+
+
+def _on_cpu(page: str) -> Iterator[int]:
+    """Yield the memory of models on the CPU, and of the processes that their workers are forked from (bytes)."""
+    for name, labels, value in samples(page):
+        in_workers = labels_of(labels).get("kind") in ("workers", "shared_regions")
+        if name == "conch_template_memory_bytes" or (name == "conch_model_memory_bytes" and in_workers):
+            yield int(value)

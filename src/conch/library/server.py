@@ -1,10 +1,11 @@
-"""An in-process server for threads: ``AsyncServer`` on its own event loop."""
+"""An in-process server for threads, ``AsyncServer`` on its own event loop; and ``conch serve`` as a function."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import signal
 import threading
 import warnings
 import weakref
@@ -16,10 +17,12 @@ from conch.client.deadline import Deadline
 from conch.client.requests import OutgoingRequest
 from conch.client.results import InferResult
 from conch.client.service import InferenceService, RequestTarget, ResultStream
-from conch.core.errors import ConchError, unavailable
+from conch.core.errors import ConchError, unavailable, unsupported
 from conch.core.inference import ModelSignature
-from conch.library import inprocess
+from conch.library import app, inprocess
+from conch.library.announcing import announcer
 from conch.library.async_server import AsyncServer
+from conch.library.flags import plan
 from conch.library.inprocess import HeldModel, LocalStream
 from conch.library.loop_thread import LoopThread
 
@@ -232,3 +235,43 @@ def _close(server: AsyncServer, thread: LoopThread, seconds: float | None = None
         thread.run(server.close(seconds))
     finally:
         thread.close()
+
+
+def serve(
+    model: str | os.PathLike[str] | None = None,
+    /,
+    *,
+    model_repository: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    **flags: Any,
+) -> int:
+    """Serve models until SIGINT or SIGTERM, as ``conch serve`` does; returns the exit status.
+
+    The arguments are those of :class:`conch.Server`; the defaults of ports and logging are those of the command. The
+    caller's signal handlers are restored afterwards. Raises ConchError if the server cannot start, and outside the main
+    thread, because only the main thread receives signals.
+    """
+    serving_plan = plan(model, model_repository, flags, ports=True)
+    if threading.current_thread() is not threading.main_thread():
+        raise unsupported("conch.serve waits for signals, which only the main thread gets: use conch.Server here")
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise unsupported("conch.serve runs its own event loop: use conch.AsyncServer in a running one")
+    with _restored_signal_handlers(), serving_plan.open() as (settings, name):
+        return app.serve(settings, announcer(name) if name else None)
+
+
+@contextlib.contextmanager
+def _restored_signal_handlers() -> Iterator[None]:
+    """Restore the process's handlers of SIGINT and SIGTERM, which an event loop replaces with its own."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    descriptor = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # None is a handler that was not installed from Python
+                signal.signal(number, handler)
+        signal.set_wakeup_fd(descriptor)

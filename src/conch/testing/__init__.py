@@ -5,7 +5,6 @@ sees the same errors as a client. There is no worker, so exceptions, coverage an
 no test framework; ``conch.pytest_plugin`` has a fixture for pytest.
 """
 
-from conch.testing.loading import load
-from conch.testing.model import ModelReply, ModelRequest, ModelUnderTest
+from conch.testing.model import ModelReply, ModelRequest, ModelUnderTest, load
 
 __all__ = ["ModelReply", "ModelRequest", "ModelUnderTest", "load"]

@@ -12,8 +12,13 @@ from conch.core.errors import internal, unsupported
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.protocol import grpc_service
 from conch.core.tensors import Buffer
-from conch.frontends.grpc.calls import ServingContext, UnaryCall
-from conch.frontends.grpc.cancellation import cancel_requests, log_early_cancellation, log_skipped_response
+from conch.frontends.grpc.calls import (
+    ServingContext,
+    UnaryCall,
+    cancel_requests,
+    log_early_cancellation,
+    log_skipped_response,
+)
 from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead

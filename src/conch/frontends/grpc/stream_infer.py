@@ -17,8 +17,7 @@ from conch.core.errors import ConchError, internal
 from conch.core.inference import InferRequest, InferResponse
 from conch.core.protocol import grpc_service
 from conch.core.tensors import Buffer
-from conch.frontends.grpc.calls import Call, ServingContext
-from conch.frontends.grpc.cancellation import cancel_requests, log_skipped_response
+from conch.frontends.grpc.calls import Call, ServingContext, cancel_requests, log_skipped_response
 from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead

@@ -11,7 +11,7 @@ from conch.wire.anthropic import message as anthropic
 from conch.wire.compression import ACCEPTED, UNSUPPORTED_COMPRESSION
 from conch.wire.json import control as kserve
 from conch.wire.openai import reading as openai
-from conch.wire.retrieval import errors
+from conch.wire.retrieval import cohere, tei
 
 STATUS: Final = {
     Code.UNKNOWN: 400,
@@ -58,9 +58,9 @@ ANTHROPIC: Final = Dialect(
     request_id=b"request-id",
 )  # fmt: skip
 COHERE: Final = Dialect(
-    lambda error: _OPENAI_STATUS[error.code], errors.cohere_body, denied=401, request_id=b"X-Request-Id"
+    lambda error: _OPENAI_STATUS[error.code], cohere.error_body, denied=401, request_id=b"X-Request-Id"
 )
-TEI: Final = Dialect(errors.tei_status, errors.tei_body, denied=401, busy=(429, 503), request_id=b"X-Request-Id")
+TEI: Final = Dialect(tei.status_of, tei.error_body, denied=401, busy=(429, 503), request_id=b"X-Request-Id")
 
 
 def refuse(exchange: HttpExchange, error: ConchError, status: int = 0) -> None:

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch.core.errors import ConchError
 from conch.core.inference import ModelSignature
 from conch.core.text_parameters import MAX_PAIR_TOKENS
+from conch.wire.json.text import dumps, error_message
 from conch.wire.openai.media import IMAGE, image_file
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.retrieval.inputs import (
@@ -192,3 +194,8 @@ def _document(item: Any, index: int) -> str | bytes:
     if not text:
         raise empty(f"documents[{index}]")
     return text
+
+
+def error_body(status: int, error: ConchError) -> bytes:
+    """Return the body of an error response of Cohere's API."""
+    return dumps({"message": error_message(error.public)})

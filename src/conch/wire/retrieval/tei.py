@@ -9,15 +9,19 @@ from typing import Any, Final
 import orjson
 
 from conch import __version__
+from conch.core.errors import QUEUE_FULL, Code, ConchError
 from conch.core.inference import ModelSignature
 from conch.core.tensors import WireTensor
 from conch.core.text_parameters import REFUSE, TRUNCATION
+from conch.wire.json.text import dumps, error_message
 from conch.wire.openai.inputs import text_tensor
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.retrieval.cohere import best
 from conch.wire.retrieval.inputs import (
+    EMPTY,
     MAX_TEXTS,
     PROMPT_NAME,
+    TOO_MANY,
     TextOptions,
     check_count,
     checked_texts,
@@ -394,3 +398,38 @@ def info_body(signature: ModelSignature, facts: Mapping[str, str]) -> bytes:
             "docker_label": None,
         }
     )
+
+
+#: TEI's types of errors and their statuses, by error code. A model refuses texts that are too long as INVALID_ARG.
+_ERRORS: Final = {
+    Code.UNKNOWN: ("Backend", 424),
+    Code.INTERNAL: ("Backend", 424),
+    Code.NOT_FOUND: ("Validation", 404),
+    Code.INVALID_ARG: ("Validation", 413),
+    Code.UNAVAILABLE: ("Unhealthy", 503),
+    Code.UNSUPPORTED: ("Backend", 424),
+    Code.ALREADY_EXISTS: ("Validation", 422),
+    Code.CANCELLED: ("Overloaded", 429),
+}
+#: The same for the reasons of errors in a request; other reasons are ``Validation`` with 422.
+_ERROR_REASONS: Final = {EMPTY: ("Empty", 400), TOO_MANY: ("Validation", 413)}
+
+
+def status_of(error: ConchError) -> int:
+    """Return the HTTP status of an error of TEI."""
+    return _kind_of(error)[1]
+
+
+def error_body(status: int, error: ConchError) -> bytes:
+    """Return the body of an error response of TEI."""
+    return dumps({"error": error_message(error.public), "error_type": _kind_of(error)[0]})
+
+
+def _kind_of(error: ConchError) -> tuple[str, int]:
+    if error.code is Code.INVALID_ARG and (isinstance(error, ApiError) or error.param is not None):
+        return _ERROR_REASONS.get(error.reason or "", ("Validation", 422))
+    if error.code is Code.UNAVAILABLE and QUEUE_FULL in error.message:
+        return "Overloaded", 429
+    if error.code is Code.INVALID_ARG and "cannot be tokenised" in error.message:
+        return "Tokenizer", 422
+    return _ERRORS[error.code]
