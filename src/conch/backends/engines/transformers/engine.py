@@ -307,14 +307,16 @@ class TransformersEngine(SamplingEngine):
     def _compute_media(self, progress: list[Progress]) -> None:
         """Compute the features of the next prompt to read; fail prompts for which that is not possible."""
         while self._reading is None and self._waiting:
-            media = self._waiting[0].media
-            if media is None or media.ready:
+            row = self._waiting[0]
+            if row.media is None or row.media.ready:
                 return
             assert self._network.media is not None
+            adapter = row.sampling.lora_name
+            self._network.use(adapter)
             try:
-                self._network.media.compute(media)
+                self._network.media.compute(row.media, adapter)
             except Exception as error:  # depends on the network, and on the size of the item
-                row = self._rows.pop(self._waiting.pop(0).id)
+                del self._waiting[0], self._rows[row.id]
                 refusal = invalid(f"the model cannot read the images or the sound of the prompt: {one_line(error)}")
                 progress.append(Progress(row.id, error=refusal))
 

@@ -108,7 +108,8 @@ class MediaNetwork:
         self._index = getattr(model.base_model, "get_rope_index", None)
         self._capturing = False
         self._chunk: tuple[PromptMedia, int, int] | None = None
-        self._kept: OrderedDict[bytes, MediaFeatures] = OrderedDict()
+        #: Features by adapter and digest: an adapter may change the layers that compute them.
+        self._kept: OrderedDict[tuple[str, bytes], MediaFeatures] = OrderedDict()
         self._bytes = 0
         self._hook = model.get_decoder().register_forward_pre_hook(self._before_decoder, with_kwargs=True)
 
@@ -131,9 +132,13 @@ class MediaNetwork:
         media.keys = [key for _, key in keyed]
         return media
 
-    def compute(self, media: PromptMedia) -> None:
-        """Compute the network's arguments for reading the prompt. The errors of networks have many types."""
-        placed = [(positions, self._features(item)) for item, positions in self._spec.places(media.prompt, media.items)]
+    def compute(self, media: PromptMedia, adapter: str) -> None:
+        """Compute the network's arguments for reading the prompt; ``adapter`` is in use.
+
+        The errors of networks have many types.
+        """
+        places = self._spec.places(media.prompt, media.items)
+        placed = [(positions, self._features(item, adapter)) for item, positions in places]
         order = torch.tensor([position for positions, _ in placed for position in positions]).argsort()
         media.embeddings = torch.cat([features.embeddings for _, features in placed])[order]
         media.deep = [torch.cat(layer)[order] for layer in zip(*(features.deep for _, features in placed), strict=True)]
@@ -158,17 +163,18 @@ class MediaNetwork:
             arguments["position_ids"] = torch.cat([own, later.expand(3, 1, -1)], dim=-1)
         return arguments
 
-    def _features(self, item: MediaItem) -> MediaFeatures:
-        features = self._kept.get(item.digest)
+    def _features(self, item: MediaItem, adapter: str) -> MediaFeatures:
+        key = adapter, item.digest
+        features = self._kept.get(key)
         if features is None:
             features = self._compute(item)
-            self._kept[item.digest] = features
+            self._kept[key] = features
             self._bytes += features.size
             while self._bytes > self._spec.cache_bytes and len(self._kept) > 1:
                 _, dropped = self._kept.popitem(last=False)
                 self._bytes -= dropped.size
         else:
-            self._kept.move_to_end(item.digest)
+            self._kept.move_to_end(key)
         return features
 
     def _compute(self, item: MediaItem) -> MediaFeatures:

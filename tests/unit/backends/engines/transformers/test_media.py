@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -17,14 +18,17 @@ pytest.importorskip("PIL")
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from conch.backends.base.arrays import Request
 from conch.backends.generation.engine import EngineRequest, GenerationEngine
+from conch.backends.generation.lora import LoraWeights
 from conch.backends.io_formats.processor import MediaProcessor
 from conch.backends.tasks.media import wav
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.core.sampling.parameters import SamplingParams
+from tests.checkpoints import write_adapter
 from tests.media_checkpoints import FAMILIES, picture, write
 from tests.task_requests import tensor
 from tests.unit.backends.engines.driving import finished_by_id, tokens
@@ -155,3 +159,21 @@ def test_an_item_is_processed_once_as_long_as_the_cache_holds_it(cache_bytes: in
     first, second = read(picture(1), picture(2))
     assert first.digest != second.digest
     assert (read(picture(1)) == [first]) == kept
+
+
+def test_features_of_an_image_are_those_of_the_adapter(tmp_path: Path) -> None:
+    folder, merged = write(tmp_path / "llava", "llava"), tmp_path / "merged"
+    write_adapter(folder, tmp_path / "own", 1)  # the encoder of images has such layers, too
+    adapter = LoraWeights.read(tmp_path / "own")
+    shutil.copytree(folder, merged)
+    tensors = load_file(merged / "model.safetensors")
+    for layer, (down, up) in adapter.layers.items():
+        tensors[f"{layer}.weight"] += torch.from_numpy(up @ down)
+    save_file(tensors, merged / "model.safetensors", {"format": "pt"})
+    served, changed = Served(folder, adapter_folders=[tmp_path]), Served(merged)
+    served.engine.attach_adapter("own", adapter)
+    for number, name in enumerate(("", "own", "", "own")):
+        request = served.request(number, (1,), 8)
+        expected = (changed if name else served).expected(request, (1,))
+        request.sampling.lora_name = name
+        assert tokens(finished_by_id(served.engine, request)[number]) == expected, name
