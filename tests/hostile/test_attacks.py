@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,14 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 #: The server handles all of its 120,000 requests, one after the other.
 LONG = {"unpaced_stream"}
+
+
+def test_page_has_every_attack() -> None:
+    page = Path("SECURITY.md").read_text("utf-8")
+    _, section = page.split("## What one client does to the others")
+    section, _ = section.split("\n## ", 1)
+    lines = re.findall(r"^(?:\| (?!attack \|)(.+?) \|.*|- (.+))$", section, re.MULTILINE)
+    assert sorted("".join(line) for line in lines) == sorted(attack.title for attack in ATTACKS.values())
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def compressed_member(server: Server, stack: ExitStack) -> None:
     _post(server, "/v1/chat/completions", body, _GZIP)
 
 
-@attack("forms in gzip: a million parts, and 50 MB that resemble boundaries", conch_only=True)
+@attack("forms in gzip: 150,000 parts, and 50 MB that resemble boundaries", conch_only=True)
 def compressed_forms(server: Server, stack: ExitStack) -> None:
     headers = {"Content-Type": "multipart/form-data; boundary=" + 70 * "a", **_GZIP}
     part = b"--%b\r\nContent-Disposition: form-data; name=model\r\n\r\n" % (70 * b"a")
