@@ -29,7 +29,7 @@ from tests.llamacpp.models import NO_VOCABULARY, THREADS
 from tests.task_requests import array, open_model
 from tests.text_checkpoints import answer, request
 from tests.unit.checkpoints import gguf_models
-from tests.unit.checkpoints.gguf_encoders import dequantised, unigrams, wordpieces, write_encoder
+from tests.unit.checkpoints.gguf_encoders import dequantised, unigrams, wordpieces, write_encoder, write_model
 from tests.unit.checkpoints.gguf_files import CLS, LAST, MEAN, RANK
 
 pytestmark = pytest.mark.timeout(300)
@@ -88,16 +88,20 @@ def test_minilm_gives_the_vectors_of_llama_cpp_and_of_its_weights(tmp_path: Path
     np.testing.assert_allclose(array(result, "embedding"), expected, atol=TOLERANCES[kind])
 
 
+def damage(path: Path, tensor: str) -> None:
+    """Change the weights in a file that llama.cpp has read; it keeps those that it has."""
+    content, changed = bytearray(path.read_bytes()), read_gguf(path).tensors[tensor]
+    end = changed.offset + min(changed.size, 200_000)
+    content[changed.offset : end] = bytes(reversed(content[changed.offset : end]))
+    path.unlink()
+    path.write_bytes(content)
+
+
 def test_vectors_are_compared_with_the_weights_of_the_file(tmp_path: Path) -> None:
     path, _ = write_minilm(tmp_path / "m.gguf", MEAN, "Q4_0")
     minilm = encoder(path)
     assert minilm.verify().startswith("the vectors of 24 tokens agree, with a cosine of 0.99")
-    # The file has other weights now than those that llama.cpp has read.
-    content = bytearray(path.read_bytes())
-    start = read_gguf(path).tensors["blk.2.ffn_up.weight"].offset
-    content[start : start + 200_000] = bytes(reversed(content[start : start + 200_000]))
-    path.unlink()
-    path.write_bytes(content)
+    damage(path, "blk.2.ffn_up.weight")
     with pytest.raises(ConchError, match="engine 'llamacpp' does not compute the weights of"):
         minilm.verify()
 
@@ -107,6 +111,17 @@ def test_first_token_is_pooled_if_the_file_says_so(tmp_path: Path) -> None:
     task = opened(path, normalize="false")
     result = answer(task, request("embedding", "last_hidden_state", text_input=TEXTS))
     np.testing.assert_array_equal(array(result, "embedding"), array(result, "last_hidden_state")[:, 0])
+
+
+@pytest.mark.parametrize("family", ["NomicBert", "JinaEmbeddingsV3"])
+def test_rotary_encoder_gives_the_vectors_of_its_weights(tmp_path: Path, family: str) -> None:
+    network = write_model(tmp_path / "m.gguf", family)
+    own = encoder(tmp_path / "m.gguf")
+    assert own.verify().startswith("the vectors of 24 tokens agree, with a cosine of ")
+    for prompt in PROMPTS:
+        with torch.inference_mode():
+            expected = network(torch.tensor([prompt])).last_hidden_state[0].numpy()
+        np.testing.assert_allclose(own.run([prompt]), expected, atol=5e-3)
 
 
 def write_ranker(path: Path) -> tuple[Path, Any]:
@@ -135,6 +150,16 @@ def test_reranker_gives_the_logits_of_its_weights(tmp_path: Path) -> None:
     assert float(expected.std()) > 0.05
 
 
+@pytest.mark.parametrize(("tensor", "what"), [("blk.1.ffn_up.weight", "cosine"), ("cls.weight", "classifier")])
+def test_scores_are_compared_with_the_weights_of_the_file(tmp_path: Path, tensor: str, what: str) -> None:
+    path, _ = write_ranker(tmp_path / "m.gguf")
+    ranker = encoder(path, ranks=True)
+    assert "of 1.00000 at least; the outputs of its classifier differ by 0.000" in ranker.verify()
+    damage(path, tensor)
+    with pytest.raises(ConchError, match=rf"engine 'llamacpp' does not compute the weights of .*{what}"):
+        ranker.verify()
+
+
 def test_decoder_gives_the_vectors_of_its_last_layer_alone_and_in_a_batch(tmp_path: Path) -> None:
     network = gguf_models.model("qwen3")
     metadata = {**NO_VOCABULARY, "qwen3.pooling_type": LAST}
@@ -160,6 +185,7 @@ def test_qwen3_reranker_compares_yes_and_no(tmp_path: Path) -> None:
     ids = np.zeros((len(PROMPTS), 87), np.int64)
     for row, prompt in enumerate(PROMPTS):
         ids[row, : len(prompt)] = prompt
+    assert "; the outputs of its classifier differ by 0.0" in engine.facts["gguf_check"]
     logits = engine.run({"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)})["logits"]
     for prompt, logit in zip(PROMPTS, logits, strict=True):
         with torch.inference_mode():

@@ -15,6 +15,7 @@ from typing import Final, Literal
 import numpy as np
 
 from conch.checkpoints.gguf import Floats, GgufFile, rope_scaling, type_name
+from conch.checkpoints.gguf_retrieval import CLASSIFIER
 from conch.checkpoints.gguf_weights import GgufWeights, decodable
 from conch.core.errors import invalid
 
@@ -124,12 +125,16 @@ class GgufReference:
             return _scores(logits, [ids[-count:] for ids, count in sequences])
 
     def vectors(self, ids: Sequence[int], limit: float = math.inf) -> Floats:
-        """Return the normalised output ``[tokens, width]`` of the last layer for a text; see :meth:`score`."""
+        """Return the normalised output ``[tokens, width]`` of the last layer for a text; see :meth:`score`.
+
+        The file may have the layers of a classifier, which are not used.
+        """
         if (greatest := max(ids)) >= self._vocabulary:
             raise invalid(f"it has no token {greatest}")
         with np.errstate(all="ignore"):
             vectors = self._norm("output_norm", self._states(ids, [slice(0, len(ids))], limit))
-        if unused := self._file.tensors.keys() - self._weights.used - {"output.weight"}:
+        unused = self._file.tensors.keys() - self._weights.used - {"output.weight"}
+        if unused := {name for name in unused if not name.startswith(CLASSIFIER)}:
             raise invalid(f"the reference does not use tensor '{min(unused)}'")
         return vectors
 

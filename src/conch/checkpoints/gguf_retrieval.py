@@ -23,6 +23,8 @@ _POOLING: Final[Mapping[int, str]] = {1: "mean", 2: "cls", 3: "lasttoken"}
 _RANK: Final = 4
 #: Layers of a classifier; a reranker has at least one.
 _CLASSIFIER: Final = ("cls.weight", "cls.output.weight")
+#: The beginning of the names of a classifier's tensors.
+CLASSIFIER: Final = "cls."
 #: Layers after pooling.
 _PROJECTIONS: Final = ("dense_3.weight", "dense_2.weight")
 #: Architectures whose classifier gives the probabilities of "yes" and "no".

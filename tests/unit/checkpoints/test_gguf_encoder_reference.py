@@ -1,4 +1,4 @@
-"""The reference for embeddings of GGUF files gives the vectors of transformers for the same weights."""
+"""The reference for embeddings and scores of GGUF files gives those of transformers for the same weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch
 import transformers
 
 from conch.checkpoints.gguf import read_gguf
-from conch.checkpoints.gguf_encoder_reference import token_vectors
+from conch.checkpoints.gguf_encoder_reference import class_outputs, token_vectors
 from conch.core.errors import ConchError
 from tests.unit.checkpoints import gguf_models
-from tests.unit.checkpoints.gguf_encoders import dequantised, wordpieces, write_encoder
+from tests.unit.checkpoints.gguf_encoders import PIECES, SIZES, dequantised, wordpieces, write_encoder, write_model
+from tests.unit.checkpoints.gguf_files import RANK
 
-IDS = [5, 9, 1, 30, 30, 8]
+IDS = [5, 9, 2, 30, 30, 8]
 
 
 def vectors(path: Path, **limits: float) -> Any:
@@ -25,24 +26,62 @@ def vectors(path: Path, **limits: float) -> Any:
         return token_vectors(read_gguf(path), pool, IDS, **limits)
 
 
-def write_bert(path: Path, kind: str) -> Any:
-    torch.manual_seed(4)
-    config = transformers.BertConfig(
-        vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=64, initializer_range=0.3,
-    )  # fmt: skip
-    network = transformers.BertModel(config).eval()
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{number}" for number in range(36))]
-    write_encoder(path, network, wordpieces(pieces), kind=kind)
-    return dequantised(path, network)
-
-
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-def test_bert_has_the_vectors_of_transformers(tmp_path: Path, kind: str) -> None:
-    network = write_bert(tmp_path / "m.gguf", kind)
+@pytest.mark.parametrize(
+    ("family", "kind"), [("Bert", "F32"), ("Bert", "Q8_0"), ("NomicBert", "Q8_0"), ("JinaEmbeddingsV3", "F32")]
+)
+def test_encoder_has_the_vectors_of_transformers(tmp_path: Path, family: str, kind: str) -> None:
+    network = write_model(tmp_path / "m.gguf", family, kind)
     with torch.inference_mode():
         expected = network(torch.tensor([IDS])).last_hidden_state[0].numpy()
     np.testing.assert_allclose(vectors(tmp_path / "m.gguf"), expected, atol=2e-5)
+
+
+def outputs(path: Path, hidden: Any) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return class_outputs(read_gguf(path), pool, hidden)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_classifier_of_an_encoder_has_the_logits_of_transformers(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(4)
+    config = transformers.XLMRobertaConfig(**SIZES, num_labels=2)
+    network = transformers.XLMRobertaForSequenceClassification(config).eval()
+    path = write_encoder(tmp_path / "m.gguf", network, wordpieces(PIECES), RANK, kind)
+    dequantised(path, network)
+    with torch.inference_mode():
+        expected = network(torch.tensor([IDS])).logits[0].numpy()
+    np.testing.assert_allclose(outputs(path, vectors(path)), expected, atol=1e-4)
+
+
+def write_answering(path: Path, **tensors: Any) -> Any:
+    """Write a small decoder that answers yes or no; returns it."""
+    network = gguf_models.model("qwen3")
+    metadata = {"qwen3.pooling_type": RANK, "qwen3.classifier.output_labels": ["yes", "no"]}
+    gguf_models.write(path, "qwen3", network, metadata=metadata, tensors=tensors)
+    return network
+
+
+def test_classifier_of_a_decoder_has_the_probabilities_of_its_last_token(tmp_path: Path) -> None:
+    rows = np.random.default_rng(6).normal(0, 0.3, (2, 32)).astype(np.float32)
+    network = write_answering(tmp_path / "m.gguf", **{"cls.output.weight": rows})
+    with torch.inference_mode():
+        last = network.model(torch.tensor([IDS])).last_hidden_state[0, -1]
+    expected = (torch.tensor(rows) @ last).log_softmax(0).numpy()
+    np.testing.assert_allclose(outputs(tmp_path / "m.gguf", vectors(tmp_path / "m.gguf")), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({"cls.weight": (32, 32)}, "no reference for a classifier without 'cls.output.weight'"),
+        ({"cls.output.weight": (2, 32), "cls.norm.weight": (32,)}, "does not use tensor 'cls.norm.weight'"),
+    ],
+)
+def test_other_classifiers_are_not_computed(tmp_path: Path, tensors: dict[str, tuple[int, ...]], reason: str) -> None:
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in tensors.items()}
+    write_answering(tmp_path / "m.gguf", **zeros)
+    with pytest.raises(ConchError, match=reason):
+        outputs(tmp_path / "m.gguf", np.zeros((3, 32), np.float32))
 
 
 def test_decoder_has_the_vectors_of_transformers(tmp_path: Path) -> None:
@@ -54,7 +93,7 @@ def test_decoder_has_the_vectors_of_transformers(tmp_path: Path) -> None:
 
 
 def test_file_that_takes_too_long_or_has_another_network_is_not_computed(tmp_path: Path) -> None:
-    write_bert(tmp_path / "m.gguf", "F32")
+    write_model(tmp_path / "m.gguf", "Bert")
     with pytest.raises(ConchError, match="s of processor time"):
         vectors(tmp_path / "m.gguf", limit=-1.0)
     gguf_models.write(
@@ -62,3 +101,7 @@ def test_file_that_takes_too_long_or_has_another_network_is_not_computed(tmp_pat
     )
     with pytest.raises(ConchError, match="architecture 'qwen3' with attention to later tokens"):
         vectors(tmp_path / "q.gguf")
+    for key, value in (("scaling.factor", 2.0), ("dimension_count", 4)):
+        write_model(tmp_path / "n.gguf", "NomicBert", metadata={f"nomic-bert.rope.{key}": value})
+        with pytest.raises(ConchError, match="scaled or partial rotary positions"):
+            vectors(tmp_path / "n.gguf")

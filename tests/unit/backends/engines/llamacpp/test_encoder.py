@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from conch.backends.engines.llamacpp.encoder import LlamaEncoder
+from conch.backends.engines.llamacpp.encoder import LlamaEncoder, require_alike, require_close
 from conch.backends.tasks.huggingface_backend import describe_task
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.gguf import GgufFile, read_gguf
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
 from tests.fakes import llama_cpp
@@ -105,6 +106,49 @@ def test_pairs_are_scored_by_the_classifier_of_the_file(tmp_path: Path) -> None:
     result = answer(task, request("score", "logits", text_input=["red", "red"], text_pair=["blue", "greens"]))
     assert array(result, "logits").tolist() == [[2 + 4 + 3 + 7 + 3], [2 + 4 + 3 + 5 + 6 + 3]]
     np.testing.assert_allclose(array(result, "score"), 1 / (1 + np.exp(-array(result, "logits"))), rtol=1e-6)
+
+
+def file_with(folder: Path, kind: int, architecture: str = "bert") -> GgufFile:
+    """A file with a matrix of a type."""
+    metadata = {"general.architecture": architecture}
+    return read_gguf(write(folder / "m.gguf", metadata, tensors=[("a", (32, 2), kind, 0)], data=256))
+
+
+F32, Q8_0 = 0, 8
+
+
+@pytest.mark.parametrize(("kind", "turned"), [(F32, 0.08), (Q8_0, 0.18)])
+def test_vectors_may_differ_from_the_weights_by_the_rounding_of_their_type(
+    tmp_path: Path, kind: int, turned: float
+) -> None:
+    file = file_with(tmp_path, kind)
+    expected = np.array([[3, 0], [0, 2]], np.float32)
+    assert "agree, with a cosine of 0.9" in require_alike(file, expected + [[0, 3 * turned], [0, 0]], expected)
+    with pytest.raises(ConchError, match=r"does not compute the weights of .*: the cosine of a token's vector"):
+        require_alike(file, expected + [[0, 0], [3 * turned, 0]], expected)
+    with pytest.raises(ConchError, match="vectors of another size"):
+        require_alike(file, expected[:, :1], expected)
+
+
+@pytest.mark.parametrize(("kind", "off"), [(F32, 0.1), (Q8_0, 0.5)])
+def test_outputs_of_a_classifier_may_differ_from_the_weights_by_the_rounding_of_their_type(
+    tmp_path: Path, kind: int, off: float
+) -> None:
+    file, expected = file_with(tmp_path, kind), np.array([-4, 0.5], np.float32)
+    assert require_close(file, expected + off, expected).startswith("the outputs of its classifier differ by 0.")
+    for wrong in (expected + 2 * off, expected * np.nan):
+        with pytest.raises(ConchError, match=r"does not compute the weights of .*: an output of its classifier is"):
+            require_close(file, wrong, expected)
+    with pytest.raises(ConchError, match="gives 1 outputs of the classifier"):
+        require_close(file, expected[:1], expected)
+
+
+def test_answers_yes_and_no_are_compared_as_logarithms_of_probabilities(tmp_path: Path) -> None:
+    file, chances = file_with(tmp_path, F32, "qwen3"), np.array([1e-6, 1], np.float32)
+    require_close(file, chances, np.log(chances))
+    require_close(file, np.array([0, 1], np.float32), np.array([-120, 0], np.float32))
+    with pytest.raises(ConchError, match="an output of its classifier is 2"):
+        require_close(file, chances * [10, 1], np.log(chances))
 
 
 def test_tensors_of_a_file_are_those_of_its_task(tmp_path: Path) -> None:
