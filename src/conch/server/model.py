@@ -294,7 +294,7 @@ class Model:
             self._submit(request)
         except ConchError as error:
             _refuse(request)
-            self._left()
+            self.let_go()
             if error.code is not Code.INVALID_ARG:  # client errors are not counted, as in validation
                 self.statistics.record_failure(FailureReason.REJECTED, monotonic_ns() - request.times.arrived)
             raise
@@ -304,11 +304,21 @@ class Model:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep this version loaded, even if it is replaced, while a request to it is being decoded."""
-        self.in_flight += 1
+        self.hold()
         try:
             yield
         finally:
-            self._left()
+            self.let_go()
+
+    def hold(self) -> None:
+        """Keep this version loaded until :meth:`let_go`; :meth:`held` does both, and takes longer."""
+        self.in_flight += 1
+
+    def let_go(self) -> None:
+        """Record that a request, or the holder of this version, has ended."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._idle.set()
 
     async def finish(self, seconds: float | None = None) -> bool:
         """Wait until no request is in flight; False after ``seconds``."""
@@ -349,7 +359,7 @@ class Model:
     def _ended(self, request: InferRequest, response: InferResponse) -> None:
         times = request.times
         self.last_ended = now = monotonic_ns()
-        self._left()
+        self.let_go()
         given_up = request.cancelled and response.error is not None and response.error.code is Code.CANCELLED
         if times.lookup:
             self.statistics.record_cache_hit(times.lookup, times.lookup, now - times.arrived)
@@ -394,11 +404,6 @@ class Model:
         if self._is_ensemble:
             return FailureReason.OTHER
         return FailureReason.BACKEND if request.times.started else FailureReason.REJECTED
-
-    def _left(self) -> None:
-        self.in_flight -= 1
-        if not self.in_flight:
-            self._idle.set()
 
     def _restore_shapes(self, response: InferResponse) -> None:
         """Restore the shapes of outputs with a ``reshape`` to those that clients expect."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
@@ -202,27 +201,30 @@ class ModelRequests:
         body, encoding, size = take_body(exchange, self._limit)
         while True:
             again = body if self._server.loads_on_demand or any(map(callable, translation.arguments)) else b""
-            with ExitStack() as stack:
-                model: Model
+            model: Model | None = None
 
-                def signature_of(name: Any, stack: ExitStack = stack) -> ModelSignature:
-                    nonlocal model, again
-                    model = translation.find(name)
-                    stack.enter_context(model.held())
-                    again = b""
-                    return model.signature
+            def signature_of(name: Any) -> ModelSignature:
+                nonlocal model, again
+                found = translation.find(name)
+                found.hold()
+                model, again = found, b""
+                return found.signature
 
-                decoding = self._offloader.run(
-                    size, translation.decode, body, encoding, self._limit, signature_of, *translation.arguments
-                )
-                body = b""
-                try:
-                    plan, inputs = await decoding
-                except LoadNeeded as needed:
-                    await needed.wait()
-                except EntryNeeded as needed:
-                    size += await needed.wait()
-                else:
-                    translation.respond(exchange, model, plan, inputs).start(model, self._server.tracing)
-                    return
+            decoding = self._offloader.run(
+                size, translation.decode, body, encoding, self._limit, signature_of, *translation.arguments
+            )
+            body = b""
+            try:
+                plan, inputs = await decoding
+            except LoadNeeded as needed:
+                await needed.wait()
+            except EntryNeeded as needed:
+                size += await needed.wait()
+            else:
+                assert model is not None
+                translation.respond(exchange, model, plan, inputs).start(model, self._server.tracing)
+                return
+            finally:
+                if model is not None:
+                    model.let_go()
             body = again

@@ -108,6 +108,8 @@ class TokenBatcher(Scheduler):
         oldest = next(in_order, None)
         if oldest is None:
             return BatchDecision([])
+        if len(self.queue) == 1 and now >= oldest.queued + self._max_delay:
+            return BatchDecision(self.queue.take([oldest]))
         same_level = takewhile(lambda entry: entry.level == oldest.level, in_order)
         waiting = [oldest.request, *(entry.request for entry in islice(same_level, WINDOW - 1))]
         lengths = [_length(request) for request in waiting]

@@ -227,7 +227,10 @@ def _batches(texts: Texts, signature: ModelSignature, *, output: str) -> list[sl
 
     Rows of token ids are divided further where padding them to the longest one would take much more memory.
     """
-    count, spec = len(texts), signature.inputs[PROMPT]
+    count = len(texts)
+    if count == 1:
+        return [slice(0, 1)]
+    spec = signature.inputs[PROMPT]
     whole = spec.dims == (-1,) and output in signature.outputs and len(signature.outputs[output].dims) == 2
     size = signature.max_batch_size or (count if whole else 1)
     if any(type(item) is bytes for item in texts):
@@ -300,10 +303,11 @@ def _texts_tensor(signature: ModelSignature, name: str, texts: Sequence[str]) ->
 
 def _text_tensors(signature: ModelSignature, items: Sequence[str | bytes]) -> dict[str, WireTensor]:
     """Return the inputs for texts and images; the rows of images have no text, and those of texts no image."""
-    files = [item if isinstance(item, bytes) else b"" for item in items]
-    texts = [item if isinstance(item, str) else "" for item in items]
-    if not any(files):
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) == len(items):
         return {PROMPT: _texts_tensor(signature, PROMPT, texts)}
+    texts = [item if isinstance(item, str) else "" for item in items]
+    files = [item if isinstance(item, bytes) else b"" for item in items]
     if IMAGE not in signature.inputs:
         raise ApiError(f"model '{signature.name}' embeds no images: send texts", code=Code.UNSUPPORTED)
     tensors = {IMAGE: text_tensor(signature, IMAGE, files)}

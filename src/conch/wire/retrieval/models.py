@@ -52,13 +52,14 @@ def kinds(signature: ModelSignature) -> list[Kind]:
 
 
 def _main_kind(signature: ModelSignature) -> list[Kind]:
-    embedders = {
-        Kind.DENSE: embeds(signature),
-        Kind.SPARSE: {INDICES, VALUES} <= signature.outputs.keys(),
-        Kind.MULTI_VECTOR: {VECTORS, VECTOR_COUNT} <= signature.outputs.keys(),
-    }
-    if any(embedders.values()):  # several, if one pass gives several kinds of vectors
-        return [kind for kind, present in embedders.items() if present and PROMPT in signature.inputs]
+    outputs = signature.outputs
+    embedders = [Kind.DENSE] if embeds(signature) else []  # several, if one pass gives several kinds of vectors
+    if INDICES in outputs and VALUES in outputs:
+        embedders.append(Kind.SPARSE)
+    if VECTORS in outputs and VECTOR_COUNT in outputs:
+        embedders.append(Kind.MULTI_VECTOR)
+    if embedders:
+        return embedders if PROMPT in signature.inputs else []
     if _is_score(signature) and LABEL not in signature.outputs and PAIR in signature.inputs:
         return [Kind.RANKER]
     if PROMPT in signature.inputs and LABEL in signature.outputs and SCORE in signature.outputs:
