@@ -100,6 +100,9 @@ def _compare_group(folder: Path, group: Sequence[RetrievalModel]) -> Iterable[tu
             torch.manual_seed(0)
             version.parent.mkdir(parents=True)
             model.save(folder / model.name).rename(version)
+            if model.max_length:
+                parameter = f'parameters {{ key: "max_length" value {{ string_value: "{model.max_length}" }} }}'
+                (version.parent / "config.pbtxt").write_text(f'backend: "huggingface"\n{parameter}\n')
             saved.append((model, reference(model.kind, version)))
         except Exception as error:
             if not isinstance(error, CannotMake):

@@ -70,12 +70,14 @@ _CHAT: Final = "{% for message in messages %}{{ message.role }}: {{ message.cont
 class RetrievalModel:
     """A model of a ``kind`` (``dense``, ``sparse``, ``multi-vector``, ``reranker``, ``pair-classifier``).
 
-    ``save`` writes it below a folder and returns its own folder.
+    ``save`` writes it below a folder and returns its own folder. ``max_length`` is the parameter of the served model;
+    0 leaves it to the folder.
     """
 
     kind: str
     name: str
     save: Callable[[Path], Path]
+    max_length: int = 0
 
 
 def retrieval_models() -> Iterator[RetrievalModel]:
@@ -89,6 +91,13 @@ def retrieval_models() -> Iterator[RetrievalModel]:
     ):
         for name, save in models:
             yield RetrievalModel(kind, f"{kind}-{name}", save)
+    # Neither the network nor the tokenizer limits the length of a text; conch then refuses long texts by default.
+    yield RetrievalModel(
+        "dense",
+        "dense-without-limit",
+        partial(_backbone, "mamba", Pooling(SIZE, "lasttoken"), left=True, limit=10**30),
+        max_length=2048,
+    )
 
 
 Models = Iterator[tuple[str, Callable[[Path], Path]]]
@@ -134,8 +143,6 @@ def _dense_models() -> Models:
         yield f"backbone-{kind}", partial(_backbone, kind, Pooling(SIZE))
     for kind in _DECODERS:
         yield f"backbone-{kind}", partial(_backbone, kind, Pooling(SIZE, "lasttoken"), left=True)
-    # Neither the network nor the tokenizer limits the length of a text.
-    yield "without-limit", partial(_backbone, "mamba", Pooling(SIZE, "lasttoken"), left=True, limit=10**30)
     for kind in ("qwen3", "gpt2", "gemma3_text"):
         yield f"backbone-{kind}-mean", partial(_backbone, kind, Pooling(SIZE, "mean"), left=True)
 
@@ -204,7 +211,9 @@ def _words(*modules: Any) -> Path:
 
 def _clip(folder: Path) -> Path:
     network = _network(folder / "backbone", "clip", "MODEL_MAPPING_NAMES")
-    CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(network)
+    side = json.loads((Path(network) / "config.json").read_text())["vision_config"]["image_size"]
+    processor = CLIPImageProcessor(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
+    processor.save_pretrained(network)
     return saved(folder / "model", Transformer(network))
 
 
