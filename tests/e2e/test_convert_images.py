@@ -106,3 +106,9 @@ def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
     plan = quick_plan(source, tmp_path / "models", task="feature-extraction", backends=("onnx",), quantize=("none",))
     with pytest.raises(ConchError, match="is not converted, as its images keep their proportions"):
         convert(plan, no_progress)
+
+
+def test_folder_without_modules_is_refused_with_the_task_that_converts_it(tmp_path: Path) -> None:
+    source = task_checkpoints.clip(tmp_path / "source")
+    with pytest.raises(ConchError, match=r"'zero-shot-image-classification' .*; --task feature-extraction converts it"):
+        convert(quick_plan(source, tmp_path / "models"), no_progress)

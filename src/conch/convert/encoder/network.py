@@ -20,6 +20,7 @@ from conch.backends.tasks.engines import PIXELS, POOLED
 from conch.backends.tasks.retrieval.pipeline import head_of_module, output_of
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.modules import FEATURES, EmbeddingModel, Module
+from conch.checkpoints.task import CONTRASTIVE
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import original_tokenizer
 from conch.convert.encoder.modules import contained, outputs_of, with_modules
@@ -57,9 +58,12 @@ def head_of(checkpoint: Checkpoint) -> str:
     try:
         return HEADS[checkpoint.task]
     except KeyError:
+        advice = "serve the checkpoint itself instead"
+        if checkpoint.config.get("model_type") in CONTRASTIVE:
+            advice = "--task feature-extraction converts it as a model that embeds texts and images"
         raise unsupported(
             f"task '{checkpoint.task}' cannot be converted: conversion is for "
-            f"{', '.join(sorted([*HEADS, 'text-generation']))}; serve the checkpoint itself instead"
+            f"{', '.join(sorted([*HEADS, 'text-generation']))}; {advice}"
         ) from None
 
 
