@@ -182,6 +182,58 @@ def test_recordings(back: ConchServer, front: ConchServer) -> None:
             transcribe(front, name, b"no sound")
 
 
+def stream_of(client: openai.OpenAI, model: str, sound: bytes) -> Iterator[Any]:
+    return iter(client.audio.transcriptions.create(model=model, file=("a.wav", sound), stream=True))
+
+
+def text_of_stream(*events: Any) -> str:
+    *deltas, done = events
+    assert "".join(event.delta for event in deltas) == done.text
+    return str(done.text)
+
+
+def test_streams_of_recordings(back: ConchServer, front: ConchServer) -> None:
+    sound = sound_file(tone(5.3, seed=1), subtype="FLOAT")
+    with connect(back) as client, connect(front) as other:
+        events = list(stream_of(client, "whisper", sound))
+        text = text_of_stream(*events)
+        assert len(events) > 2
+        # The response cache has the whole text at once.
+        count = back.cache_hits("whisper")
+        assert text_of_stream(*stream_of(client, "whisper", sound)) == text
+        assert client.audio.transcriptions.create(model="whisper", file=("a.wav", sound)).text == text
+        assert back.cache_hits("whisper") == count + 2
+        assert text_of_stream(*stream_of(client, "spoken", sound)) == text
+        for protocol in ("http", "grpc"):
+            assert text_of_stream(*stream_of(other, add_remote(front, back, "whisper", protocol), sound)) == text
+
+
+def test_stream_of_a_recording_is_whole_beside_others_that_end_and_through_a_reload(
+    back: ConchServer, folder: Path
+) -> None:
+    sound = sound_file(tone(12, seed=2), subtype="FLOAT")
+    form, content_type = encode_multipart_formdata(
+        {"model": "whisper", "stream": "true", "file": ("a.wav", sound_file(tone(40, seed=3), subtype="FLOAT"))}
+    )
+    before = cancelled(back, "whisper")
+    with connect(back) as client:
+        stream = stream_of(client, "whisper", sound)
+        first = next(stream)
+        with hang_up_after(back, "/v1/audio/transcriptions", form, None, content_type) as connection:
+            received = b""
+            while b"transcript.text.delta" not in received:
+                received += connection.recv(1 << 16)
+        eventually(lambda: cancelled(back, "whisper") == before + 1, "the cancellation")
+        (folder / "models/whisper/1/config.json").touch()  # an unchanged model is not loaded again
+        assert post(back.http, "/v2/repository/models/whisper/load", {}).status == 200
+        text = text_of_stream(first, *stream)
+        # A response of the old version is not cached for the new one.
+        count = back.cache_hits("whisper")
+        assert client.audio.transcriptions.create(model="whisper", file=("a.wav", sound)).text == text
+        assert back.cache_hits("whisper") == count
+    eventually(lambda: current(back, "whisper")["in_flight"] == 0, "the end of the requests")
+
+
 def test_responses_and_messages_of_a_remote_model(back: ConchServer, front: ConchServer) -> None:
     name = add_remote(front, back, "tuned", "grpc")
     with connect(front) as client:
