@@ -293,7 +293,7 @@ class InferenceServer:
         return owners
 
     async def load_adapter(self, name: str, path: str, model: str = "", *, in_place: bool = False) -> None:
-        """Load a LoRA adapter into a model; without ``model``, into the only one that allows it.
+        """Load a LoRA adapter into a model; without ``model``, into the only loaded one that allows it.
 
         Raises UNSUPPORTED for a model whose parameters do not allow it, and the errors of its worker.
         """
@@ -302,10 +302,11 @@ class InferenceServer:
         if name in self.ready_models():
             raise invalid(f"'{name}' is the name of a model: choose another one for the LoRA adapter", "lora_name")
         if model:
-            chosen = self.model(model)
+            chosen = await self.loaded_model(model)
         else:
             chosen = self._only([loaded for loaded in self._newest() if loaded.loads_adapters], "load LoRA adapters")
-        await chosen.load_adapter(name, path, in_place)
+        with chosen.held():
+            await chosen.load_adapter(name, path, in_place)
         LOG.info("loaded LoRA adapter '%s' of model '%s' from %s", name, chosen.name, path)
 
     async def unload_adapter(self, name: str, model: str = "") -> None:
@@ -322,11 +323,13 @@ class InferenceServer:
 
     def _newest(self) -> list[Model]:
         """Return the newest version of each model that serves."""
-        return list({model.name: model for model in sorted(self._table.loaded(), key=attrgetter("version"))}.values())
+        return list({model.key: model for model in sorted(self._table.loaded(), key=attrgetter("version"))}.values())
 
     def _only(self, models: list[Model], what: str) -> Model:
         if not models:
-            raise unsupported(f"no model is configured to {what}: its parameter 'lora_folders' must name folders")
+            raise unsupported(
+                f"no loaded model is configured to {what}: its parameter 'lora_folders' must name folders"
+            )
         if len(models) > 1:
             names = ", ".join(sorted(model.name for model in models))
             raise invalid(f"several models {what}: name one of {names}", "base_model_name")

@@ -10,7 +10,7 @@ import pytest
 from transformers import LlamaConfig
 
 from tests.checkpoints import train_tokenizer, write_adapter, write_checkpoint
-from tests.conformance.raw import get
+from tests.conformance.raw import Request, get, send
 from tests.e2e.openai_api.asking import post
 from tests.servers import ConchServer
 
@@ -30,10 +30,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
         write_checkpoint(version, LlamaConfig, {"intermediate_size": 64}, tokenizer, seed=len(name))
         for seed, adapter in enumerate(adapters):
             write_adapter(version, version / adapter, seed)
-        modules = json.dumps(json.dumps({adapter: adapter for adapter in adapters}))
-        (folder / "models" / name / "config.pbtxt").write_text(
-            f'backend: "huggingface" parameters {{ key: "lora_modules" value {{ string_value: {modules} }} }}'
-        )
+        parameters = {"lora_modules": {adapter: adapter for adapter in adapters}, "lora_folders": [str(version)]}
+        lines = [
+            f'parameters {{ key: "{key}" value {{ string_value: {json.dumps(json.dumps(value))} }} }}'
+            for key, value in parameters.items()
+        ]
+        (folder / "models" / name / "config.pbtxt").write_text(" ".join(['backend: "huggingface"', *lines]))
     options = ("--model-control-mode=on-demand", "--max-loaded-models=1", "--min-loaded-secs=0")
     with ConchServer(folder / "models", *options, log=folder / "log") as server:
         yield server
@@ -104,3 +106,18 @@ def test_adapter_that_contradicts_the_model_is_refused(server: ConchServer) -> N
     assert complete(server, "red", lora_name="red")[0] == 200
     status, reply = complete(server, "red", lora_name="blue")
     assert (status, reply["error"]["param"]) == (400, "lora_name")
+
+
+def test_adapter_is_loaded_with_its_model_and_gone_after_its_eviction(server: ConchServer) -> None:
+    def load(name: str, **more: Any) -> int:
+        body = {"lora_name": name, "lora_path": "red", **more}
+        return send(server.http, Request("POST", "/v1/load_lora_adapter", body)).status
+
+    assert complete(server, "other")[0] == 200  # evicts the model
+    assert load("late", base_model_name="absent") == 404
+    assert load("late", base_model_name="llama") == 200
+    status, reply = complete(server, "late")
+    assert (status, reply["choices"]) == (200, complete(server, "red")[1]["choices"])
+    assert complete(server, "other")[0] == 200
+    assert get(server.http, "/v1/models/late").status == complete(server, "late")[0] == 404
+    assert get(server.http, "/v1/models/red").json()["parent"] == "llama"

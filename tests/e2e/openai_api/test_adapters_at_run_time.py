@@ -250,3 +250,14 @@ def test_adapters_outlive_a_worker_and_not_a_reload(server: ConchServer) -> None
     assert server_post(server, "/v2/repository/models/llama/load", {}).status == 200
     assert complete(server, "red") == 404
     assert listed(server) == set()
+
+
+@pytest.mark.slow
+def test_adapter_for_models_with_the_same_name_is_refused(folder: Path) -> None:
+    second = folder / "second"
+    shutil.copytree(folder / "models/llama", second / "llama")
+    options = ("--model-namespacing=true", f"--model-repository={second}", "--model-control-mode=explicit")
+    with ConchServer(folder / "models", *options, "--load-model=llama", log=folder / "second.log") as server:
+        for more in ({}, {"base_model_name": "llama"}):
+            status, error = load(server, "red", "0", **more)
+            assert status == 400 and "llama" in error["message"], error
