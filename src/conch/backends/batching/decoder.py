@@ -62,9 +62,10 @@ class Decoder(ABC):
     of sequences that the cache can tell apart, and ``blocks`` the size of the cache in blocks of ``block_tokens``
     tokens, each ``token_bytes`` large (0: unknown). ``batched_tokens`` is the maximum number of tokens in a step.
     ``precision`` is the data type of the computation for display. ``rewinds`` is whether a sequence can be shortened
-    and its beginning shared; a network with a recurrent state cannot do either. ``adapters`` are the names of LoRA
-    adapters. ``preparer`` prepares images and recordings, and ``shares_media`` is whether a sequence can be shortened
-    within them. ``warnings`` are for the log.
+    and its beginning shared; a network with a recurrent state cannot do either. ``retained_tokens`` is the maximum
+    number of tokens of ended sequences in the cache, for a decoder whose steps take longer with more of them (None: as
+    many as there is room for). ``adapters`` are the names of LoRA adapters. ``preparer`` prepares images and
+    recordings, and ``shares_media`` is whether a sequence can be shortened within them. ``warnings`` are for the log.
     """
 
     block_tokens: ClassVar[int] = 32
@@ -76,6 +77,7 @@ class Decoder(ABC):
     token_bytes: int = 0
     precision: str = ""
     rewinds: bool = True
+    retained_tokens: int | None = None
     adapters: tuple[str, ...] = ()
     loads_adapters: ClassVar[bool] = False
     preparer: MediaPreparer | None = None

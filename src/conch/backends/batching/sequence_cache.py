@@ -2,7 +2,7 @@
 
 When a sequence ends or is preempted, its slot is retained with the tokens that the cache holds. A later prompt with the
 same beginning shares these tokens instead of computing them. Retained slots are shortened from the end, the least
-recently used first, as soon as a running sequence needs their blocks.
+recently used first, as soon as a running sequence needs their blocks or they exceed the decoder's limit.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class SequenceCache:
         self.retains = retains
         self._decoder = decoder
         self._blocks = KvBlocks(decoder.blocks, decoder.block_tokens)
+        most = decoder.retained_tokens
+        self._retained_blocks = decoder.blocks if most is None else self.blocks_for(most)
         self._free_slots = list(range(decoder.slots - 1, -1, -1))
         self._prefixes = PrefixIndex(unit)
         self._retained: OrderedDict[int, None] = OrderedDict()  # the least recently used slot first
@@ -99,6 +101,7 @@ class SequenceCache:
         self.shorten(slot, kept)
         self._blocks.retain(slot)
         self._retained[slot] = None
+        self._make_room(self._blocks.count - self._blocks.pinned - self._retained_blocks)
 
     def free(self, slot: int) -> None:
         """Free a slot and the blocks that no other slot uses."""

@@ -298,6 +298,20 @@ def test_least_recently_used_prefix_is_freed_first() -> None:
     assert engine.usage().prefix_hits - hits == 16
 
 
+def test_decoder_limits_the_tokens_of_ended_sequences() -> None:
+    decoder = FakeDecoder(blocks=64)
+    decoder.retained_tokens = 5 * decoder.block_tokens
+    engine = batcher(decoder)
+    for id in range(4):
+        run(engine, request(id, [id + 3, *PROMPT[:15]], max_tokens=1))
+        assert sum(decoder.lengths.values()) <= decoder.retained_tokens
+    before = engine.usage().prefix_hits
+    run(engine, request(4, [6, *PROMPT[:16]], max_tokens=1))  # the latest is still there
+    assert engine.usage().prefix_hits - before == 16
+    run(engine, request(5, [3, *PROMPT[:16]], max_tokens=1))  # the first is not
+    assert engine.usage().prefix_hits - before == 16
+
+
 def test_prefixes_are_not_kept_by_a_decoder_that_cannot_rewind() -> None:
     decoder = FakeDecoder(rewinds=False)
     engine = batcher(decoder)
