@@ -280,7 +280,7 @@ def test_texts_alone_are_read_by_the_same_models(server: ConchServer) -> None:
     assert status == 200 and reply["choices"][0]["message"]["content"], reply
 
 
-def test_what_cannot_be_read_is_refused(server: ConchServer) -> None:
+def test_what_cannot_be_read_is_refused(server: ConchServer, models: Path) -> None:
     def refusal(model: str, content: Any) -> str:
         status, reply = chat(server, model, content)
         assert status == 400, reply
@@ -299,6 +299,8 @@ def test_what_cannot_be_read_is_refused(server: ConchServer) -> None:
         "qwen2_vl", [{"type": "image_url", "image_url": {"url": "data:image/png;base64,@"}}]
     )
     assert "is not an image" in refusal("qwen2_vl", [{"type": "image_url", "image_url": {"url": url(b"text")}}])
+    assert "image file is truncated" in refusal("qwen2_vl", image_parts([PICTURES[0][:-30]]))
+    assert "truncated" not in (models.parent / "log").read_text()
     assert "at most 32" in refusal("qwen2_vl", image_parts(PICTURES[:1] * 33))
     assert "2 times '<|image_pad|>'" in refusal("qwen2_vl", [*parts, {"type": "text", "text": "<|image_pad|>"}])
 

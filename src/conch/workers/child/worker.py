@@ -162,7 +162,8 @@ class Worker:
                 code = error.code if isinstance(error, ConchError) else Code.INTERNAL
                 message = error_text(error)
                 public = error.public if isinstance(error, ConchError) else message
-                self._log_cause(error, message.partition("\n")[0])
+                if op != "execute" or code is not Code.INVALID_ARG:  # requests that are refused do not fill the log
+                    self._log_cause(error, message.partition("\n")[0])
                 if op == "execute":
                     failed = {
                         "error": [code.name, public, getattr(error, "param", None), getattr(error, "reason", None)]
