@@ -17,7 +17,7 @@ from conch.core.inference import ModelSignature
 from conch.core.sampling.parameters import DEFAULT_TEMPERATURE, DROP_OLDEST, PARAMETERS
 from conch.core.sampling.structures import GUIDE_TYPES
 from conch.core.sampling.values import Integer
-from conch.core.tensors import WireTensor
+from conch.core.tensors import WireTensor, pack_bytes
 from conch.wire.json.tensor import from_json
 from conch.wire.openai.models import TOKEN_IDS
 from conch.wire.openai.reading import ApiError
@@ -146,8 +146,8 @@ def default_temperature(signature: ModelSignature, value: float) -> dict[str, Wi
 
 def text_tensor(signature: ModelSignature, name: str, texts: list[bytes]) -> WireTensor:
     """Return texts as a BYTES tensor; each is a row if the model batches."""
-    data = b"".join([b"%b%b" % (len(text).to_bytes(4, "little"), text) for text in texts])
-    return WireTensor(name, "BYTES", _shape(signature, name, len(texts), rows=True), data)
+    count = len(texts)
+    return WireTensor(name, "BYTES", _shape(signature, name, count, rows=True), pack_bytes(texts), count)
 
 
 def _separately(signature: ModelSignature, sampling: dict[str, Any], values: dict[str, list[Any]]) -> None:

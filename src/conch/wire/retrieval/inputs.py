@@ -136,7 +136,9 @@ def read_texts_or_tokens(fields: Fields, member: str) -> Texts:
     check_count(listed, path)
     if type(listed[0]) is list:
         return [checked_tokens(tokens, f"{path}[{index}]") for index, tokens in enumerate(listed)]
-    return checked_texts([text_or_image(item, f"{path}[{index}]") for index, item in enumerate(listed)], path)
+    items = enumerate(listed)
+    read = [item if type(item) is str else text_or_image(item, f"{path}[{index}]") for index, item in items]
+    return checked_texts(read, path)
 
 
 def text_or_image(item: Any, path: str) -> Any:
@@ -227,15 +229,14 @@ def _batches(texts: Texts, signature: ModelSignature, *, output: str) -> list[sl
 
     Rows of token ids are divided further where padding them to the longest one would take much more memory.
     """
-    count = len(texts)
-    if count == 1:
-        return [slice(0, 1)]
-    spec = signature.inputs[PROMPT]
+    count, spec = len(texts), signature.inputs[PROMPT]
     whole = spec.dims == (-1,) and output in signature.outputs and len(signature.outputs[output].dims) == 2
     size = signature.max_batch_size or (count if whole else 1)
     if any(type(item) is bytes for item in texts):
         size = min(size, MAX_IMAGES)
-    lengths = [len(row) if type(row) is list else 0 for row in texts]
+    if type(texts[0]) is not list:
+        return [slice(start, start + size) for start in range(0, count, size)]
+    lengths = [len(row) for row in texts]
     starts, longest, total = [0], 0, 0
     for index, length in enumerate(lengths):
         rows = index - starts[-1] + 1
