@@ -31,6 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_texts_are_continued_as_transformers_does(server: ConchServer, expected: Expected, model: str) -> None:
     prompts = ["I am going", "How can you be", "Where is the nearest library, and how"]
