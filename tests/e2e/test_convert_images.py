@@ -21,6 +21,7 @@ from tests.retrieval_models import close, vectors
 from tests.task_checkpoints import image_file
 from tests.task_requests import open_model
 from tests.text_checkpoints import TEXTS, answer, request
+from tests.unit.convert.conftest import leave_pages_empty
 
 FILES = [image_file(40, 30), image_file(64, 64, 1, "JPEG"), image_file(20, 90, 2)]
 
@@ -66,8 +67,9 @@ def embed(task: Any, **inputs: Any) -> Any:
     ],
 )
 def test_converted_models_embed_texts_and_images(
-    tmp_path: Path, make: Callable[[Path], Path], files: tuple[str, ...]
+    tmp_path: Path, make: Callable[[Path], Path], files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    leave_pages_empty(monkeypatch)
     source = make(tmp_path / "source")
     for index in range(24):
         (tmp_path / f"{index}.png").write_bytes(image_file(seed=index))

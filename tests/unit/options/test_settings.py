@@ -45,7 +45,8 @@ def names_read() -> set[str]:
     return {
         node.attr
         for path in Path(conch.__file__).parent.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        if "settings." in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("settings")
     }
 

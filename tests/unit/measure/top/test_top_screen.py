@@ -59,16 +59,16 @@ def shown(app: TopApp, selector: str) -> str:
 
 
 async def until(pilot: Any, happens: Callable[[], bool]) -> None:
-    for _ in range(400):
+    for _ in range(200):
         if happens():
             return
-        await pilot.pause(0.02)
+        await pilot.pause(0.05)
     raise AssertionError(happens)
 
 
 async def test_the_screen_sorts_filters_shows_details_and_survives_the_end_of_the_server() -> None:
     server = PlayedServer()
-    app = TopApp(server, "localhost:8000", 0.05)  # type: ignore[arg-type]
+    app = TopApp(server, "localhost:8000", 0.15)  # type: ignore[arg-type]
     async with app.run_test(size=(130, 30)) as pilot:
         await until(pilot, lambda: len(lines(app)) == 3 and "50" in lines(app)[0])
         assert lines(app) == [
@@ -119,7 +119,7 @@ async def test_the_screen_sorts_filters_shows_details_and_survives_the_end_of_th
 async def test_two_hundred_models_and_a_narrow_terminal_are_shown() -> None:
     server = PlayedServer()
     server.names = [f"model-{number:03}" for number in range(200)]
-    app = TopApp(server, "localhost:8000", 0.05)  # type: ignore[arg-type]
+    app = TopApp(server, "localhost:8000", 0.15)  # type: ignore[arg-type]
     async with app.run_test(size=(60, 20)) as pilot:
         await until(pilot, lambda: len(lines(app)) == 201)
         table = app.query_one("#models", DataTable)

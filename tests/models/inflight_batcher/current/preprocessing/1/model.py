@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
 
 def parameter(config, name, default):
@@ -17,9 +17,12 @@ class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
         folder = parameter(config, "tokenizer_dir", "")
-        # AutoTokenizer would import torch, which takes seconds.
-        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
+        # The library alone: transformers takes seconds to import.
+        self.tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+        with open(f"{folder}/tokenizer_config.json") as file:
+            settings = json.load(file)
+        self.end = self.tokenizer.token_to_id(settings["eos_token"])
+        self.pad = self.tokenizer.token_to_id(settings.get("pad_token") or settings["eos_token"])
         self.special = parameter(config, "add_special_tokens", "true").lower() in ("true", "1", "t", "y", "yes")
         self.types = {
             output["name"]: pb_utils.triton_string_to_numpy(output["data_type"]) for output in config["output"]
@@ -31,8 +34,8 @@ class TritonPythonModel:
     def answer(self, request):
         given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         rows = len(given["QUERY"])
-        end = given.get("END_ID", np.full((rows, 1), self.tokenizer.eos_token_id))
-        pad = given.get("PAD_ID", np.full((rows, 1), self.tokenizer.pad_token_id))
+        end = given.get("END_ID", np.full((rows, 1), self.end))
+        pad = given.get("PAD_ID", np.full((rows, 1), self.pad))
         prompts = [self.encode(row[0], self.special) for row in given["QUERY"]]
         made = {
             "INPUT_ID": self.filled(prompts, pad),
@@ -56,7 +59,7 @@ class TritonPythonModel:
         )
 
     def encode(self, text, special=False):
-        return self.tokenizer.encode(text.decode(), add_special_tokens=special)
+        return self.tokenizer.encode(text.decode(), add_special_tokens=special).ids
 
     @staticmethod
     def filled(lists, pads):
@@ -75,7 +78,7 @@ class TritonPythonModel:
         return [[ids + [0] * (width - len(ids)), ends + [-1] * (width - len(ends))] for ids, ends in lists]
 
     def bias(self, words, weights):
-        bias = np.zeros((len(words), len(self.tokenizer)))
+        bias = np.zeros((len(words), self.tokenizer.get_vocab_size()))
         for line, row, values in zip(bias, words, weights, strict=True):
             for word, weight in zip(row, values, strict=True):
                 line[self.encode(word)] += weight
