@@ -121,7 +121,7 @@ def test_rotary_encoder_gives_the_vectors_of_its_weights(tmp_path: Path, family:
     for prompt in PROMPTS:
         with torch.inference_mode():
             expected = network(torch.tensor([prompt])).last_hidden_state[0].numpy()
-        np.testing.assert_allclose(own.run([prompt]), expected, atol=5e-3)
+        np.testing.assert_allclose(own.run([prompt]), expected, atol=3e-2)
 
 
 def write_ranker(path: Path) -> tuple[Path, Any]:
