@@ -6,11 +6,10 @@ Used by folder.py and hub.py when a checkpoint is opened; only reads files.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any, Final
 
-from conch.config.reading import gguf_files, open_regular, read_json
+from conch.config.reading import gguf_files, open_regular, read_json, require_whole_gguf
 from conch.core.errors import invalid
 
 #: Graph files in a folder that was not written by ``conch convert``, in order of preference.
@@ -31,7 +30,6 @@ _POINTER: Final = b"version https://git-lfs"
 _MOST_HEADER: Final = 100_000_000
 #: The suffix of files that contain a model with its tokenizer and configuration.
 GGUF: Final = ".gguf"
-_PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf")
 
 
 def graph_file(folder: Path, engine: str) -> Path | None:
@@ -61,6 +59,7 @@ def gguf_file(folder: Path) -> Path | None:
     if not files or (folder / "conch.json").is_file() or engines_of(folder):
         return None
     if len(files) > 1 and not (folder / "config.json").is_file():
+        require_whole_gguf(files[0])
         names = ", ".join(path.name for path in files[:3])
         raise invalid(f"checkpoint {folder} has {len(files)} GGUF files: set parameter 'model' to one of {names}")
     return files[0] if len(files) == 1 else None
@@ -78,12 +77,6 @@ def projector_file(gguf: Path) -> Path | None:
         names = ", ".join(path.name for path in projectors[:3])
         raise invalid(f"{gguf.parent} has {len(projectors)} projectors: set parameter 'mmproj' to one of {names}")
     return projectors[0]
-
-
-def require_whole(gguf: Path) -> None:
-    """Raise INVALID_ARG for a part of a split GGUF file."""
-    if _PART.search(gguf.name):
-        raise invalid(f"{gguf} is one part of a model: join them with 'llama-gguf-split --merge'")
 
 
 def require_weights(folder: Path, engine: str) -> dict[str, list[int]]:

@@ -28,7 +28,7 @@ from conch.checkpoints.task import (
     takes_sound,
     task_of,
 )
-from conch.config.reading import read_json, read_small
+from conch.config.reading import read_json, read_small, require_whole_gguf
 from conch.core.errors import invalid
 from conch.core.sampling import TEXT_GENERATION
 
@@ -234,7 +234,7 @@ class Checkpoint:
             raise invalid(f"checkpoint {folder} lacks config.json")
         gguf = None
         if location.gguf is not None:
-            files.require_whole(location.gguf)
+            require_whole_gguf(location.gguf)
             gguf = read_gguf(location.gguf)
         self = cls(folder, location.source, location.revision, {}, options, manifest=manifest, gguf=gguf)
         self.version_directory = version_directory

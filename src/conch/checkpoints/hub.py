@@ -120,7 +120,8 @@ def local_path(version_directory: Path, model: str) -> Path | None:
     """
     try:
         path = _expanded(version_directory, model)
-        for candidate in (version_directory / path, version_directory.parent / path):
+        candidates = (version_directory / path, version_directory.parent / path)
+        for candidate in candidates:
             if candidate.is_dir() or (candidate.suffix == GGUF and candidate.is_file()):
                 return candidate.resolve()
     except (OSError, RuntimeError) as error:
@@ -128,7 +129,8 @@ def local_path(version_directory: Path, model: str) -> Path | None:
         reason = error.strerror if isinstance(error, OSError) else error
         raise invalid(f"model folder '{shortened(model)}' cannot be opened: {reason}") from None
     if path.suffix == GGUF:
-        raise invalid(f"model file '{shortened(model)}' does not exist")
+        present = any(candidate.exists() for candidate in candidates)
+        raise invalid(f"model file '{shortened(model)}' {'is not a regular file' if present else 'does not exist'}")
     if path.is_absolute() or model.startswith("."):
         raise invalid(f"model folder '{model}' does not exist")
     return None

@@ -10,15 +10,18 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, Final
 
-from conch.core.errors import Code, ConchError
+from conch.core.errors import Code, ConchError, invalid
 
 FieldPath = tuple[str | int, ...]
+#: The name of a part of a file that llama-gguf-split has divided.
+_PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf")
 
 
 class ConfigError(ConchError):
@@ -116,3 +119,9 @@ def gguf_files(folder: Path) -> tuple[list[Path], list[Path]]:
     files = sorted(folder.glob("*.gguf"))
     projectors = [path for path in files if "mmproj" in path.name.lower()]
     return [path for path in files if path not in projectors], projectors
+
+
+def require_whole_gguf(gguf: Path) -> None:
+    """Raise INVALID_ARG for a part of a split GGUF file."""
+    if _PART.search(gguf.name):
+        raise invalid(f"{gguf} is one part of a model: join them with 'llama-gguf-split --merge'")

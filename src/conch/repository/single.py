@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from conch.config.reading import gguf_files
+from conch.config.reading import gguf_files, require_whole_gguf
 from conch.core.errors import invalid, unsupported
 from conch.machine.temporary import TemporaryFolder
 from conch.options.declaration import Values, option, options_of
@@ -157,6 +157,7 @@ def _checkpoint(folder: Path) -> Path:
     if len(files) == 1:
         return folder if models and projectors else files[0]
     if files:
+        require_whole_gguf(files[0])
         raise invalid(f"'{folder}' has {len(files)} GGUF files: give one of them, such as {files[0]}")
     directories = [path for path in sorted(folder.iterdir()) if path.is_dir()]
     if (folder / "config.pbtxt").is_file() or any(path.name.isdigit() for path in directories):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,11 @@ def test_projector_beside_the_only_gguf_file_reads_its_images(tmp_path: Path) ->
         (["a.gguf", "b.gguf"], {}, "has 2 GGUF files: set parameter 'model' to one of a.gguf, b.gguf"),
         (["a.gguf"], {"model": "b.gguf"}, "model file 'b.gguf' does not exist"),
         (["a-00001-of-00003.gguf"], {}, "is one part of a model: join them with 'llama-gguf-split --merge'"),
+        (
+            ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"],
+            {},
+            "a-00001-of-00002.gguf is one part of a model: join them with 'llama-gguf-split --merge'",
+        ),
         (["a.gguf"], {"task": "fill-mask"}, "a.gguf is for task 'text-generation', not for 'fill-mask'"),
         (["a.gguf"], {"engine": "onnxruntime"}, "engine 'onnxruntime' does not generate text"),
     ],
@@ -163,6 +169,11 @@ def test_gguf_file_that_cannot_be_served_is_refused(
     for name in names:
         write_model(tmp_path / name)
     assert message in refusal(tmp_path, **values)
+
+
+def test_pipe_is_not_read_as_a_gguf_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.gguf")
+    assert refusal(tmp_path, model="a.gguf") == "model file 'a.gguf' is not a regular file"
 
 
 def test_broken_gguf_file_is_refused(tmp_path: Path) -> None:

@@ -279,6 +279,9 @@ def test_folder_with_several_gguf_files_is_refused(
 
     message = f"'{tmp_path}' has 2 GGUF files: give one of them, such as {tmp_path}/a.gguf"
     assert message in refusal(str(tmp_path), capsys=capsys)
+    for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
+        (tmp_path / name).touch()
+    assert "a-00001-of-00002.gguf is one part of a model: join them" in refusal(str(tmp_path), capsys=capsys)
     assert started == []
 
 
