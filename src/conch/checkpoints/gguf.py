@@ -499,6 +499,8 @@ DECODERS: Final[Mapping[str, Callable[[Bytes], tuple[Any, ...]]]] = {
 
 #: The values of ``model_type`` that OpenVINO GenAI 2026.4 supports in GGUF files, and the tensors that it reads.
 _MODELS: Final = ("llama", "qwen2", "qwen3")
+#: The metadata that it needs besides those of every model; ``{}`` is the architecture.
+_NEEDED: Final = ("general.file_type", "{}.attention.head_count", "{}.attention.layer_norm_rms_epsilon")
 _TENSORS: Final = re.compile(
     r"((token_embd|output|output_norm)|blk\.\d+\.(attn_(norm|[qkv]|[qk]_norm|output)|ffn_(norm|gate|up|down)))\.(weight|bias)"
 )
@@ -556,6 +558,9 @@ def openvino_problem(file: GgufFile, model_type: str, adapters: bool) -> str:
         return "OpenVINO GenAI ignores LoRA adapters of a GGUF file"
     if model_type not in _MODELS:
         return f"OpenVINO GenAI reads GGUF files of {', '.join(_MODELS)}, not of '{model_type}'"
+    for form in _NEEDED:
+        if (key := form.format(file.text("general.architecture"))) not in file.metadata:
+            return f"OpenVINO GenAI needs {key}, which is missing"
     scaling, _ = rope_scaling(file)
     if scaling != "none":
         return f"OpenVINO GenAI ignores its scaling of rotary frequencies, '{scaling}'"

@@ -117,6 +117,8 @@ def _shapes(file: GgufFile, name: str, layer: int, layers: int, width: _Size) ->
             "not divide"
         )
     key_size = key_size or width.value // heads
+    if (rotated := size("rope.dimension_count", key_size)) > key_size:
+        raise invalid(f"{file.path}: {name}.rope.dimension_count is {rotated}, and a head has {key_size} numbers")
     value_size = size("attention.value_length", key_size)
     queries = _Size(heads * key_size, f"{name}.attention.head_count and the size of a head")
     keys = _Size(key_heads * key_size, f"{name}.attention.head_count_kv and the size of a head")

@@ -12,6 +12,7 @@ from typing import Any, Final
 _NUMBERS: Final = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}
 LLAMA: Final[dict[str, Any]] = {
     "general.architecture": "llama",
+    "general.file_type": 7,
     "llama.context_length": 256,
     "llama.embedding_length": 32,
     "llama.block_count": 2,

@@ -77,7 +77,8 @@ def write(
     Matrices are of type ``quantised``, if that is given.
     """
     architecture = _ALL[name][0]
-    values = {f"{architecture}.{key}": value for key, value in _metadata(model.config).items()} | dict(metadata or {})
+    values = {f"{architecture}.{key}": value for key, value in _metadata(model.config).items()}
+    values |= {"general.file_type": 1, **(metadata or {})}
     writer = gguf.GGUFWriter(path, values.pop("general.architecture", architecture))
     for key, value in values.items():
         add = {

@@ -114,6 +114,9 @@ DAMAGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "llama.embedding_length is 32, which llama.attention.head_count, 6, does not divide",
     ),
     "no heads": ({"llama.attention.head_count": 0}, {}, "llama.attention.head_count is 0, which"),
+    "rotary positions": (
+        {"llama.rope.dimension_count": 9}, {}, "llama.rope.dimension_count is 9, and a head has 8 numbers",
+    ),
     "heads of other layers": (
         {"llama.attention.head_count": [4, 4, 4]}, {}, "llama.attention.head_count has 3 entries for 2 layers",
     ),

@@ -93,12 +93,14 @@ def require_agreement(
 ) -> str:
     """Compare completions with the ``scores`` of a reference for the weights ``source``; returns the result as text.
 
-    ``scores`` has those of each completion's tokens. Raises INVALID_ARG beyond the ``tolerances``; the message advises
-    to use ``others``.
+    ``scores`` has those of each completion's tokens. Raises INVALID_ARG beyond the ``tolerances``, with the advice to
+    use ``others``, and for scores that are not finite numbers.
     """
     mean_tolerance, lead_tolerance = tolerances
     differences: list[float] = []
     agreeing = 0
+    if not all(math.isfinite(score.logprob) for tokens in scores for score in tokens):
+        raise invalid(f"the weights of {source} give log-probabilities that are not finite numbers")
     for completion, tokens in zip(completions, scores, strict=True):
         for position, (score, logprob) in enumerate(zip(tokens, completion.logprobs, strict=True)):
             lead = score.best_logprob - score.logprob

@@ -90,6 +90,14 @@ def test_engine_that_rounds_minima_is_refused(tmp_path: Path, network: Any) -> N
     )
 
 
+def test_weights_that_give_no_numbers_are_refused(tmp_path: Path, network: Any) -> None:
+    tensors = {"blk.0.ffn_up.weight": np.full((256, 256), np.inf, np.float32)}
+    path = write(tmp_path / "m.gguf", "llama", network, tensors=tensors)
+    sound = write(tmp_path / "sound.gguf", "llama", network)
+    with pytest.raises(ConchError, match=f"the weights of {path} give log-probabilities that are not finite numbers"):
+        verify_gguf(engine(sound), read_gguf(path), PROMPTS, 1)
+
+
 def test_engine_that_reports_other_log_probabilities_is_refused(tmp_path: Path, network: Any) -> None:
     path = write(tmp_path / "m.gguf", "llama", network, "Q8_0")
 

@@ -12,7 +12,7 @@ from conch.backends.generation.engine import EngineSpec
 from conch.backends.generation.generation_backend import choose_engine, open_engine
 from conch.backends.generation.options import engine_spec, library_arguments
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.gguf import other_engines, read_gguf
+from conch.checkpoints.gguf import openvino_problem, other_engines, read_gguf
 from conch.checkpoints.options import Options
 from conch.core.errors import Code, ConchError
 from tests.fakes import llama_cpp
@@ -79,6 +79,14 @@ def test_files_that_scale_rotary_frequencies_are_not_served_by_openvino(
     assert choose_engine(checkpoint, on_gpu=False) == ("transformers" if scaling else "openvino")
     problem = f"OpenVINO GenAI ignores its scaling of rotary frequencies, '{scaling}'"
     assert checkpoint.openvino_problem == (problem if scaling else "")
+
+
+@pytest.mark.parametrize(
+    "key", ["general.file_type", "llama.attention.layer_norm_rms_epsilon", "llama.attention.head_count"]
+)
+def test_file_without_metadata_that_openvino_needs_is_not_served_by_it(tmp_path: Path, key: str) -> None:
+    file = read_gguf(write_model(tmp_path / "m.gguf", {key: None}))
+    assert openvino_problem(file, "llama", adapters=False) == f"OpenVINO GenAI needs {key}, which is missing"
 
 
 def test_a_factor_that_is_no_number_is_refused(tmp_path: Path) -> None:

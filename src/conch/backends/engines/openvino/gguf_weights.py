@@ -48,7 +48,7 @@ def gguf_graph(file: GgufFile) -> Any:
         try:
             no_tokenizer: Any = openvino_genai.Tokenizer(scratch / "tokenizer")
             openvino_genai.LLMPipeline(link, no_tokenizer, _NO_DEVICE, **settings)
-        except RuntimeError as error:
+        except (RuntimeError, LookupError, ValueError) as error:  # those of C++: out_of_range, invalid_argument
             if not written.is_file():
                 raise invalid(f"engine 'openvino' cannot load {file.path}: {reason(error)}") from None
         core: Any = openvino.Core()
