@@ -44,7 +44,7 @@ class Lookahead:
         if self._rest:
             self._rest -= 1
             return 0
-        return self.length
+        return min(self.length, self.limit)
 
     def learn(self, proposed: int, accepted: int) -> None:
         """Continue with one token more than were accepted, twice as many if all were; pause if none was."""

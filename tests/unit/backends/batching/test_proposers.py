@@ -132,6 +132,7 @@ def test_lookahead_follows_the_accepted_tokens() -> None:
         lengths.append(lookahead.next())
         lookahead.learn(lengths[-1], accepted)
     assert lengths == [1, 2, 4, 5, 3, 5, 5]
+    assert Lookahead(0).next() == 0
 
 
 def test_refused_proposals_are_followed_by_longer_and_longer_pauses() -> None:
