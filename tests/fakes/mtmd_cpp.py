@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +20,10 @@ def _same(*values: Any) -> Any:
     return values[0] if values else None
 
 
-mtmd_log_set = mtmd_free = mtmd_bitmap_free = mtmd_input_chunks_free = _same
+mtmd_log_set = mtmd_free = mtmd_bitmap_free = _same
+#: The chunks of items that have not been freed, by the numbers of the items.
 _chunks: dict[int, list[int]] = {}
+_numbers = itertools.count(1)
 
 
 def mtmd_context_params_default() -> Any:
@@ -56,9 +59,13 @@ def mtmd_bitmap_init(width: int, height: int, data: Any) -> int:
 
 
 def mtmd_input_chunks_init() -> int:
-    number = len(_chunks) + 1
+    number = next(_numbers)
     _chunks[number] = []
     return number
+
+
+def mtmd_input_chunks_free(chunks: int) -> None:
+    del _chunks[chunks]
 
 
 def mtmd_tokenize(context: Any, chunks: int, text: Any, bitmaps: Any, count: int) -> int:
@@ -93,6 +100,7 @@ def mtmd_input_chunk_get_tokens_text(chunk: int, size: Any) -> Any:
 
 
 def mtmd_encode_chunk(context: Any, chunk: int) -> int:
+    assert any(chunk in chunks for chunks in _chunks.values())
     context.encoded += 1
     context.output[0] = context.output[EMBEDDING] = float(chunk)
     return 0

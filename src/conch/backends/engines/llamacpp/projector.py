@@ -10,7 +10,7 @@ import ctypes
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -34,15 +34,23 @@ _TEXT, _IMAGE = 0, 1
 _DIMENSIONS: Final = 4
 
 
+class ChunkMemory:
+    """The memory of libmtmd for the parts of an item, which is freed with the last of them."""
+
+    def __init__(self, mtmd: Any, chunks: Any) -> None:
+        weakref.finalize(self, mtmd.mtmd_input_chunks_free, chunks).atexit = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MediaPart:
     """A part of an item that becomes ``tokens`` vectors at once.
 
-    ``key`` identifies its content. The part takes ``positions`` positions in a sequence. With ``whole``, its vectors
-    attend to each other, so that they must be read in the same run.
+    ``key`` identifies its content; ``chunk`` points into ``memory``. The part takes ``positions`` positions in a
+    sequence. With ``whole``, its vectors attend to each other, so that they must be read in the same run.
     """
 
     key: tuple[bytes, int]
+    memory: ChunkMemory
     chunk: Any
     kind: int
     tokens: int
@@ -50,13 +58,12 @@ class MediaPart:
     whole: bool
 
 
+@dataclass(slots=True)
 class MediaParts:
-    """The parts of an item, and the memory of libmtmd that they refer to, about ``nbytes`` large."""
+    """The parts of an item, whose memory is about ``nbytes`` large."""
 
-    def __init__(self, mtmd: Any, chunks: Any, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.parts: list[MediaPart] = []
-        weakref.finalize(self, mtmd.mtmd_input_chunks_free, chunks).atexit = False
+    nbytes: int
+    parts: list[MediaPart] = field(default_factory=list)
 
 
 class Projector:
@@ -107,8 +114,8 @@ class Projector:
             values = samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             bitmap, size = mtmd.mtmd_bitmap_init_from_audio(len(samples), values), samples.nbytes
         chunks = mtmd.mtmd_input_chunks_init()
-        # libmtmd keeps what it made of the item in float32.
-        parts = MediaParts(mtmd, chunks, size * 4)
+        memory = ChunkMemory(mtmd, chunks)
+        parts = MediaParts(size * 4)  # libmtmd keeps what it made of the item in float32
         marker = bytes(mtmd.mtmd_default_marker())
         text = mtmd.mtmd_input_text(marker, len(marker), False, True)
         status = mtmd.mtmd_tokenize(self._context, chunks, ctypes.byref(text), (ctypes.c_void_p * 1)(bitmap), 1)
@@ -132,7 +139,7 @@ class Projector:
                     kind,
                 )
             positions = int(mtmd.mtmd_input_chunk_get_n_pos(chunk))
-            parts.parts.append(MediaPart((digest, number), chunk, type, count, positions, whole))
+            parts.parts.append(MediaPart((digest, number), memory, chunk, type, count, positions, whole))
             tokens += [words[index % len(words)] for index in range(count)]
         arrays = {"tokens": np.array(tokens, np.int64), "parts": parts}
         return MediaItem(kind, digest, arrays, "", sum(part.tokens for part in parts.parts))

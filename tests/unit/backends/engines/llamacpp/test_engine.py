@@ -303,9 +303,14 @@ def picture(engine: GenerationEngine, number: int, size: int = 1) -> MediaItem:
     return engine.preparer.prepare("image", bytes([number] * 32), Image.new("RGB", (size, size), (number, 0, 0)))
 
 
-def test_image_is_read_in_the_place_of_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("speculative", ["", "ngram"])
+def test_image_is_read_in_the_place_of_its_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speculative: str
+) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp.mtmd_cpp", mtmd_cpp)
-    engine = open_engine("llamacpp", spec(tmp_path, **with_projector(tmp_path), max_batched_tokens=8))
+    engine = open_engine(
+        "llamacpp", spec(tmp_path, **with_projector(tmp_path), max_batched_tokens=8, speculative=speculative)
+    )
     assert engine.media == {"image"} and not engine.warnings
     first, second = picture(engine, 3), picture(engine, 5)
     (start, *places), (_, *others) = first.arrays["tokens"].tolist(), second.arrays["tokens"].tolist()
@@ -327,6 +332,15 @@ def test_image_is_read_in_the_place_of_its_tokens(tmp_path: Path, monkeypatch: p
             engine.add(EngineRequest(3, wrong, SamplingParams(), media=[first, second]))
     with pytest.raises(ConchError, match="input 'image' cannot be processed for the model"):
         picture(engine, 0)
+    del first, second
+    last = picture(engine, 7)
+    engine.add(
+        EngineRequest(
+            4, [*last.arrays["tokens"].tolist(), 4], SamplingParams(temperature=0, max_tokens=1), media=[last]
+        )
+    )
+    del last  # a running sequence keeps its images
+    assert tokens(finished_by_id(engine)[4]) == [19]
     engine.close()
 
 
