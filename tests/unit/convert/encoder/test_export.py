@@ -68,7 +68,7 @@ def test_network_that_no_exporter_gets_right_is_refused_with_both_reasons(
 
     monkeypatch.setattr(export, "by_dynamo", fails)
     # Its windows follow the length that was traced.
-    settings = {"attention_window": [8, 8], "pad_token_id": 1}
+    settings = {"attention_window": [8], "num_hidden_layers": 1, "pad_token_id": 1}
     loaded = network.load(encoder(tmp_path / "checkpoint", LongformerConfig, "feature-extraction", **settings))
 
     with pytest.raises(ConchError) as refused:
