@@ -183,7 +183,7 @@ def test_a_decoupled_model_needs_grpc(front: ConchServer) -> None:
     index = {entry["name"]: entry for entry in post(front.http, "/v2/repository/index", {}).json()}
     assert index["streamed_http"]["state"] == "UNAVAILABLE"
     assert (
-        "'streamed_http' is decoupled, and its responses can only be passed on over gRPC"
+        "'streamed_http' is decoupled, and its responses can be forwarded only over gRPC"
         in (index["streamed_http"]["reason"])
     )
 

@@ -99,7 +99,7 @@ def test_ensemble_with_a_decoupled_member(server: Server) -> None:
     assert {(message.infer_response.model_name, message.infer_response.id) for message in messages} == {
         ("repeated", "e")
     }
-    # The last response is the final one only if the step sent its final flag before the response was passed on.
+    # The last response is the final one only if the step sent its final flag before the response was forwarded.
     assert [final(message) for message in messages][-1] is True
     assert sum(map(final, messages)) == 1
     messages = stream(server, request("repeated", inputs, id="e"))

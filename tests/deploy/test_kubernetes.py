@@ -180,8 +180,8 @@ def test_names_of_models_are_neither_yaml_nor_shell(tmp_path: Path, name: str) -
     [
         (("--name=Conch",), "--name must be lower-case letters"),
         (("--gateway=public",), "--gateway needs --host"),
-        (("--host=a b",), "--host must be the name of a host"),
-        (("--memory=much",), "--memory must be a size, as 4GiB; got 'much'"),
+        (("--host=a b",), "--host must be a host name"),
+        (("--memory=much",), "--memory must be a size, such as 4GiB; got 'much'"),
         (("--api-key-file=/none",), "--api-key-file: /none cannot be read"),
         (("--image=a b",), "--image must be letters, digits and the signs"),
         (("--image=@conch",), "--image must be letters, digits and the signs"),

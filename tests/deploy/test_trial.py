@@ -86,4 +86,4 @@ def test_request_is_not_sent_where_the_model_needs_a_gpu(
     monkeypatch.setattr("conch.deploy.requirements.visible_gpus", lambda: ())
     write(tmp_path / "models", "m", PREPROCESSING + "instance_group { kind: KIND_GPU }", {"1/model.py": MODEL})
     assert run("vertex", tmp_path) == 0
-    assert "request.json was not sent: model 'm' runs on a GPU, and this machine has none" in capsys.readouterr().out
+    assert "request.json was not sent: model 'm' runs on a GPU, but this machine has none" in capsys.readouterr().out

@@ -106,7 +106,7 @@ def test_converted_models_embed_texts_and_images(
 def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
     source = task_checkpoints.siglip2(tmp_path / "source")
     plan = quick_plan(source, tmp_path / "models", task="feature-extraction", backends=("onnx",), quantize=("none",))
-    with pytest.raises(ConchError, match="is not converted, as its images keep their proportions"):
+    with pytest.raises(ConchError, match="cannot be converted, because its images keep their proportions"):
         convert(plan, no_progress)
 
 

@@ -191,7 +191,10 @@ _PARTS = [f"p{index}" for index in range(6000)]
 PARTS = "\n".join([f"start: {'? '.join(_PARTS)}?", *(f'{part}: "a" "b"' for part in _PARTS)])
 REFUSED: list[tuple[Body, str]] = [
     ({"json": {"allOf": [{"anyOf": [{"const": 1}] * 3}] * 20}}, "schema too large"),
-    ({"json": {"type": "object", "minProperties": 3}}, "keyword 'minProperties' above 1 needs as many names in"),
+    (
+        {"json": {"type": "object", "minProperties": 3}},
+        "keyword 'minProperties' above 1 requires the same number of names in",
+    ),
     ({"json": {"not": {"type": "null"}}}, "keyword 'not' is not supported in JSON schemas"),
     ({"json": {"enum": []}}, "Unsatisfiable schema: anyOf is empty"),
     ({"grammar": PARTS}, "its structure is too complex: too many of its parts can follow at one position"),

@@ -91,7 +91,7 @@ def test_bad_image_has_one_clear_error_in_each_form(server: ConchServer) -> None
     status, answer = ask(server, "/v2/embed", images=["http://example.com/a.png"])
     assert (status, answer) == (
         400,
-        {"message": "'images[0]' is the address of an image, and this server fetches no images: send the image as a "
+        {"message": "'images[0]' is the URL of an image, and this server does not fetch images: send the image as a "
          "data URL"},
     )  # fmt: skip
 

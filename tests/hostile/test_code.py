@@ -112,7 +112,7 @@ BROKEN: Final = {
     "far_safetensors": "was cut off",
     "pickled_onnx": "Protobuf parsing failed",
     "long_onnx": "Protobuf parsing failed",
-    "long_gguf": "it was cut off, or claims more than it holds",
+    "long_gguf": "it was cut off, or declares more data than it contains",
 }
 
 

@@ -233,7 +233,9 @@ class _Reader:
         by_offset = sorted(placed.values(), key=lambda tensor: tensor.offset)
         for tensor in by_offset:
             if infos[tensor.name].offset % alignment:
-                raise invalid(f"{self._path}: the offset of tensor {tensor.name[:100]!r} is no multiple of {alignment}")
+                raise invalid(
+                    f"{self._path}: the offset of tensor {tensor.name[:100]!r} is not a multiple of {alignment}"
+                )
             if tensor.offset + tensor.size > self._size:
                 raise invalid(
                     f"{self._path} was cut off: it has {self._size} bytes, and tensor {tensor.name[:100]!r} ends at "
@@ -260,7 +262,7 @@ class _Reader:
             raise self._wrong("it is empty")
         _, block, width = _TYPES[kind]
         if (shape[0] if shape else 1) % block:
-            raise self._wrong(f"its rows have no whole number of blocks of {block}")
+            raise self._wrong(f"the length of its rows is not a multiple of the block size {block}")
         return TensorInfo(name, shape[::-1], kind, offset, math.prod(shape) // block * width)
 
     def _value(self, kind: int) -> Any:
@@ -308,7 +310,7 @@ class _Reader:
         return self._content[start : self._at]
 
     def _cut(self) -> ConchError:
-        return self._wrong("it was cut off, or claims more than it holds")
+        return self._wrong("it was cut off, or declares more data than it contains")
 
     def _wrong(self, why: str) -> ConchError:
         return invalid(f"{self._path} is not a GGUF file that can be read: {self._field}: {why}")
@@ -368,14 +370,14 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     """
     name = file.text("general.architecture")
     if not name:
-        raise invalid(f"{file.path} holds no model: general.architecture is missing")
+        raise invalid(f"{file.path} contains no model: general.architecture is missing")
     if name == PROJECTOR or file.text("general.type") == "mmproj":
         raise invalid(
-            f"{file.path} is a projector of images or sounds (mmproj), not a model: give the file of the language "
+            f"{file.path} is a multimodal projector (mmproj), not a model: use the file of the language "
             "model, and this one as parameter 'mmproj'"
         )
     if file.text("general.type", "model") != "model":
-        raise invalid(f"{file.path} holds no model but a '{file.text('general.type')}'")
+        raise invalid(f"{file.path} is of type '{file.text('general.type')}', not a model")
     model_type, architecture = _ARCHITECTURES.get(name, (name, ""))
     config: dict[str, Any] = {"model_type": model_type, "architectures": [architecture] if architecture else []}
     for key, theirs in _INTEGERS.items():
@@ -557,7 +559,7 @@ def openvino_problem(file: GgufFile, model_type: str, adapters: bool) -> str:
         # GenAI does not find the layers of adapters in a graph that it builds from a GGUF file.
         return "OpenVINO GenAI ignores LoRA adapters of a GGUF file"
     if model_type not in _MODELS:
-        return f"OpenVINO GenAI reads GGUF files of {', '.join(_MODELS)}, not of '{model_type}'"
+        return f"OpenVINO GenAI supports GGUF files of {', '.join(_MODELS)}, not of '{model_type}'"
     for form in _NEEDED:
         if (key := form.format(file.text("general.architecture"))) not in file.metadata:
             return f"OpenVINO GenAI needs {key}, which is missing"

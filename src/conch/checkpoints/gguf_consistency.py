@@ -145,7 +145,7 @@ def _require_shape(file: GgufFile, name: str, sizes: Sequence[_Size | None]) -> 
     if tensor is None:
         raise invalid(f"{file.path} lacks tensor '{name}'")
     if len(tensor.shape) != len(sizes):
-        raise invalid(f"{file.path}: tensor '{name}' has {len(tensor.shape)} dimensions and not {len(sizes)}")
+        raise invalid(f"{file.path}: tensor '{name}' has {len(tensor.shape)} dimensions instead of {len(sizes)}")
     for found, size in zip(tensor.shape, sizes, strict=True):
         if size is not None and found != size.value:
             raise invalid(

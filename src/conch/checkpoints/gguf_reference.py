@@ -95,7 +95,7 @@ class GgufReference:
         self._head_size = self._size("attention.key_length", self._width // self._heads)
         self._pairs = self._size("rope.dimension_count", self._head_size) // 2
         if self._size("attention.value_length", self._head_size) != self._head_size or self._heads % self._key_heads:
-            raise invalid("there is no reference for values of another size than keys")
+            raise invalid("there is no reference for values whose size differs from that of the keys")
         if not 2 <= 2 * self._pairs <= self._head_size:
             raise invalid(f"there is no reference for {2 * self._pairs} rotary positions in {self._head_size} numbers")
         self._vocabulary, *_ = self._weights.shape("token_embd.weight") or (0,)

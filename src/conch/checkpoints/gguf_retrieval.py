@@ -75,8 +75,8 @@ def retrieval_problem(file: GgufFile, task: str) -> str:
     counted = types is not None and types.shape[:-1] not in ((), (1,))
     if counted and file.text("tokenizer.ggml.model") == "bert":
         return (
-            "tells the two texts of a pair apart by token types, which llama.cpp does not take: serve the original "
-            "checkpoint"
+            "distinguishes the two texts of a pair by token types, which llama.cpp does not support: serve the "
+            "original checkpoint"
         )
     return ""
 

@@ -112,7 +112,7 @@ class GgufWeights:
         return raw.reshape(count, tensor.size // count if count else 0)
 
     def _wrong(self, tensor: TensorInfo, expected: str) -> Exception:
-        return invalid(f"{self._file.path}: tensor '{tensor.name}' has shape {tensor.shape} and not {expected}")
+        return invalid(f"{self._file.path}: tensor '{tensor.name}' has shape {tensor.shape} instead of {expected}")
 
 
 def decodable(kind: int) -> bool:

@@ -258,8 +258,8 @@ def counted(document: Mapping[str, Any], version_directory: Path) -> tuple[dict[
     ignored = values.pop(_SWITCH)
     trusts = ignored is True or str(ignored).strip().lower() in ("true", "1", "yes", "on")
     warning = (
-        f"'{_SWITCH}' of {version_directory / MODEL_FILE} is ignored, as a checkpoint cannot trust itself: set "
-        f"parameter '{_SWITCH}' in config.pbtxt if you trust its code, or serve it with "
+        f"'{_SWITCH}' of {version_directory / MODEL_FILE} is ignored, because a checkpoint cannot vouch for its own "
+        f"code: set parameter '{_SWITCH}' in config.pbtxt if you trust its code, or serve it with "
         f"'conch serve {version_directory} --trust-remote-code'"
     )
     return values, warning if trusts else ""

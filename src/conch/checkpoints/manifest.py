@@ -78,7 +78,7 @@ class ShapeTable:
 
     def __init__(self, values: Mapping[tuple[int, int], float]) -> None:
         if min((side for shape in values for side in shape), default=1) < 1:
-            raise ValueError("a table by shape needs a number for batch sizes and lengths of 1 at least")
+            raise ValueError("a table by shape needs a number for each batch size and length, each at least 1")
         self._logs = {shape: log(value) for shape, value in values.items()}
         self._batches = sorted({batch for batch, _ in values})
         self._lengths = sorted({tokens for _, tokens in values})
@@ -346,7 +346,7 @@ class Manifest:
                 if digest != self.files[name]:
                     raise invalid(
                         f"{folder / name} is not the file that was converted: its hash is {digest[:19]}…, "
-                        f"{FILENAME} says {self.files[name][:19]}…; convert the model again"
+                        f"but {FILENAME} has {self.files[name][:19]}…; convert the model again"
                     )
 
     def keeping(self, names: Collection[str]) -> Manifest:

@@ -252,7 +252,8 @@ class EmbeddingModel:
 
     @property
     def tasks(self) -> tuple[str | None, ...]:
-        """The tasks that a request may choose; None is no task, which a Router without a default route refuses."""
+        """The tasks that a request may choose; None stands for no task, which a Router without a default route "
+        "refuses."""
         routers = [*_routers(self.modules)]
         names: dict[str | None, None] = dict.fromkeys((None, "query", "document"))
         for router in routers:
@@ -305,7 +306,7 @@ def _count(checkpoint: Checkpoint, settings: Mapping[str, Any], name: str) -> in
         return 0
     if type(size) is not int or size < 1:
         raise invalid(
-            f"'{checkpoint.source}' has the {name} {size!r} in {SETTINGS}; it must be a whole number of 1 or more"
+            f"'{checkpoint.source}' has the {name} {size!r} in {SETTINGS}; it must be a whole number of at least 1"
         )
     return size
 
@@ -370,7 +371,7 @@ class _Legacy:
 
     @staticmethod
     def projection(checkpoint: Checkpoint) -> Module:
-        """Return the linear layer of Stanford's ColBERT, whose weights are among those of the network."""
+        """Return the linear layer of Stanford's ColBERT; its weights are stored with those of the network."""
         size = (checkpoint.json("artifact.metadata") or {}).get("dim") or -1
         return Module("Dense", "", {"module_input_name": TOKENS, "activation_function": "", "out_features": size})
 
@@ -459,7 +460,7 @@ def _leaves(path: str) -> bool:
 
 
 def _checked_network(source: str, module: Module) -> Module:
-    """Return a Transformer module. Raises UNSUPPORTED for one that reads texts in another way than by its tokenizer."""
+    """Return a Transformer module. Raises UNSUPPORTED for one that reads texts without its tokenizer."""
     config = module.config
     inputs = config.get("modality_config") or {"text": {}}
     text = inputs.get("text")
@@ -548,7 +549,7 @@ def _check(checkpoint: Checkpoint, modules: Sequence[Module], family: str) -> No
         features.add(SENTENCE if module.kind == "SparseStaticEmbedding" else module.target)
     needed = TOKENS if family == MULTI_VECTOR else SENTENCE
     if needed not in features:
-        raise invalid(f"'{source}': its modules give {', '.join(sorted(features))}, and not {needed}")
+        raise invalid(f"'{source}': its modules produce {', '.join(sorted(features))}, not {needed}")
 
 
 def _size(checkpoint: Checkpoint, modules: Sequence[Module]) -> int:

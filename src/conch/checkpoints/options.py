@@ -71,7 +71,7 @@ class Options:
         "A path may begin with `$$TRITON_MODEL_DIRECTORY`",
     )
     revision: str = _parameter("", "branch, tag or commit", "the Hub's default branch", "revision on the Hub")
-    task: str = _parameter("", "see [Tasks](#tasks)", "found from the files", "the task of the model")
+    task: str = _parameter("", "see [Tasks](#tasks)", "detected from the files", "the task of the model")
     engine: str = _parameter(
         "auto",
         f"{_listed(('auto', *ENGINES))}, for GGUF files `llamacpp`; for text generation {_listed(TEXT_ENGINES)}",
@@ -212,7 +212,7 @@ class Options:
         """Return a parameter of ``extra`` as an integer above 0. Raises INVALID_ARG, naming it."""
         value = self.integer(name, default)
         if not value:
-            raise invalid(f"parameter '{name}' is 0; it must be 1 at least")
+            raise invalid(f"parameter '{name}' is 0; it must be at least 1")
         return value
 
     def number(self, name: str, default: float = 0.0) -> float:

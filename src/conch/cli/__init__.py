@@ -53,7 +53,7 @@ COMMANDS: Final = {
 @click.group(cls=LazyGroup, table=COMMANDS)
 @click.version_option(__version__, message="conch %(version)s")
 def conch() -> None:
-    """A model server that does what NVIDIA Triton does, and serves Hugging Face models as they are."""
+    """Serves Hugging Face checkpoints and the model repositories of NVIDIA Triton Inference Server."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

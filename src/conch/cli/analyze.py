@@ -347,7 +347,9 @@ def _settings(config_file: Path | None, options: dict[str, Any]) -> tuple[Analyz
     chosen = {name: value for name, value in options.items() if value not in (None, (), False)}
     read = read_settings(chosen, config_file)
     if not read.settings.profile_models:
-        raise invalid(f"profile_models: name the models to measure, as --profile-models a,b{_models(read.settings)}")
+        raise invalid(
+            f"profile_models: name the models to measure, such as --profile-models a,b{_models(read.settings)}"
+        )
     if read.settings.run_config_search_mode == "optuna":
         require("the search mode optuna", "optuna")
     _check_output(read.settings)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def convert(options: ConvertOptions) -> int:
-    """Export, optimise and quantise a model, compare and measure the variants, and write those that may serve.
+    """Export, optimise and quantise a model, compare and measure the variants, and write those that pass.
 
     The fastest variant that agrees with the checkpoint becomes "auto".
     """

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 #: Options of conch serve that are determined by options of this command.
 _DECIDED: Final = {
-    "model_repository": ": give --model-repository",
+    "model_repository": ": use --model-repository",
     "model_control_mode": " (see --max-models-per-replica)",
-    "load_model": ": give --models",
-    "max_loaded_models": ": give --max-models-per-replica",
+    "load_model": ": use --models",
+    "max_loaded_models": ": use --max-models-per-replica",
     "allow_http": ", and needs it",
     "allow_grpc": ", and needs it",
 }
@@ -67,7 +67,7 @@ def ray(command: RayCommandOptions) -> int:
     # The order matters: Ray installs its own handler for SIGTERM.
     with connected(command.address) as alone, signals_as_ctrl_c():
         if alone and detach:
-            raise invalid("--detach needs a cluster that stays: start one with 'ray start --head', or give --address")
+            raise invalid("--detach needs a running cluster: start one with 'ray start --head', or set --address")
         if alone:
             print("started a Ray cluster on this machine, which ends with this command")
         if short := shortage(options, plans, total_resources()):
@@ -129,7 +129,7 @@ def _check_ports(ingress: Mapping[str, Any]) -> None:
     taken: dict[int, str] = {}
     for flag, port in ports.items():
         if port and port in taken:
-            raise invalid(f"{flag} {port} is the port of {taken[port]} too: choose another")
+            raise invalid(f"{flag} {port} is also the port of {taken[port]}: choose another")
         taken[port] = flag
 
 

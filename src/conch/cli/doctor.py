@@ -211,7 +211,7 @@ def _of_gpus(facts: Facts) -> Iterator[Advice]:
     torch = facts.package("torch")
     if torch.detail.startswith("CUDA") and not facts.gpus.devices:
         yield Advice(
-            f"torch is built for {torch.detail} and there is no GPU: its CUDA libraries take gigabytes of disk space",
+            f"torch is built for {torch.detail} but there is no GPU: its CUDA libraries take gigabytes of disk space",
             "install PyTorch's CPU build, as described on its site",
         )
     if facts.gpus.devices:
@@ -232,7 +232,7 @@ def _of_process(facts: Facts) -> Iterator[Advice]:
     if 0 <= soft < _DESCRIPTORS:
         maximum = "unlimited" if hard < 0 else hard
         yield Advice(
-            f"the process may open {soft} files, and each connection is one",
+            f"the process may open {soft} files, and each connection uses one",
             f"ulimit -n {maximum}" if maximum != soft else "raise the hard limit of open files",
         )
     for port in facts.ports:
@@ -246,10 +246,10 @@ def _of_machine(facts: Facts) -> Iterator[Advice]:
         yield Advice("memfd is not available: large tensors are passed in temporary files", "Linux has it from 3.17 on")
     memory = min(size for size in (facts.memory.limit, facts.memory.available) if size)
     if memory < _LITTLE:
-        yield Advice(f"{memory / _GIB:.1f} GiB of memory are left for models", "end other programs, or raise the limit")
+        yield Advice(f"{memory / _GIB:.1f} GiB of memory is left for models", "end other programs, or raise the limit")
     if facts.cache.free < _LITTLE and not facts.cache.offline:
         yield Advice(
-            f"{facts.cache.free / _GIB:.1f} GiB are left on the disk of the Hub's cache",
+            f"{facts.cache.free / _GIB:.1f} GiB is left on the disk of the Hub's cache",
             "set HF_HUB_CACHE to another disk",
         )
 
@@ -379,7 +379,7 @@ def _fact(module: str, purpose: str) -> PackageFact:
     # Another distribution may contain the module, such as onnxruntime-gpu.
     version = extras.version_of(module) or "installed"
     if needed := extras.outdated(module):
-        return PackageFact(name, version, purpose, extras.command_for(module), f"older than {needed}, which is needed")
+        return PackageFact(name, version, purpose, extras.command_for(module), f"older than {needed}, the minimum")
     return PackageFact(name, version, purpose, detail=_build() if module == "torch" else "")
 
 

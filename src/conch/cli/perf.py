@@ -126,7 +126,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "--request-period": _PERIODIC,
     "--profile-export-file": "write a line for each request with --jsonl",
     "--version": "use conch --version",
-    "-t": "perf_analyzer has dropped it: use --concurrency-range N",
+    "-t": "perf_analyzer no longer has it: use --concurrency-range N",
     "-c": "perf_analyzer has dropped it: use --concurrency-range 1:N",
     "-d": "perf_analyzer has dropped it: use --concurrency-range 1:0 with -l",
     "-z": "perf_analyzer has dropped it: use --input-data zero",
@@ -147,13 +147,14 @@ def _refuse(context: click.Context, option: click.Parameter, value: Any) -> None
 
 def _check_kind(context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value not in (None, "triton"):
-        raise unsupported(f"--service-kind {value} is not supported: {_KINDS.get(str(value), 'there is triton')}")
+        raise unsupported(f"--service-kind {value} is not supported: {_KINDS.get(str(value), 'use triton')}")
 
 
 def perf(options: PerfOptions) -> int:
     """Measure the throughput and latency of a model by sending requests.
 
-    Measures in windows until three in a row agree. Latency is from the moment at which a request should have started.
+    Measures in windows until three in a row agree. Latency is measured from the time at which a request should have
+    started.
     """
     from conch.cli.perf_plan import plan_of
     from conch.measure.perf.breakdown import breakdown

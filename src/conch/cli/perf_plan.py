@@ -28,9 +28,9 @@ def plan_of(options: PerfOptions) -> tuple[PerfPlan, str]:
     texts += [("--string-data", options.string_data or ""), *(("-H", header) for header in options.headers)]
     _check_texts([*texts, *(("--request-parameter", parameter) for parameter in options.parameters)])
     if not options.model:
-        raise invalid("-m: the name of a model is missing")
+        raise invalid("-m: the model's name is missing")
     if options.version and not options.version.isdecimal():
-        raise invalid(f"-x {options.version}: expected the number of a version")
+        raise invalid(f"-x {options.version}: expected a version number")
     if options.shared_memory == "cuda":
         raise unsupported("--shared-memory cuda is not supported: use --shared-memory system")
     address, prefix = read_address(options.url or "localhost", options.protocol)
@@ -108,7 +108,7 @@ def _intervals(file: Path) -> list[int]:
                 f"--request-intervals {file}, line {number}: '{line}' is not a number of microseconds"
             ) from None
         if intervals[-1] < 0:
-            raise invalid(f"--request-intervals {file}, line {number}: '{line}' is below 0")
+            raise invalid(f"--request-intervals {file}, line {number}: '{line}' is negative")
     if not sum(intervals):
         raise invalid(f"--request-intervals {file}: it contains no intervals")
     return intervals

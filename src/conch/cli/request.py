@@ -78,7 +78,7 @@ def body(
             raise invalid(f"model '{model}' has no input left for '{texts[0]}'")
         texts_of[free] = texts
     if not texts_of:
-        raise invalid("give at least one text")
+        raise invalid("at least one text is required")
     tensors, data = [], b""
     for tensor in inputs:
         if tensor.name not in texts_of:
@@ -124,10 +124,12 @@ def _read(repository: Path, model: str) -> list[Input]:
     try:
         config = parse(path.read_text(encoding="utf-8"), str(path))
     except OSError:
-        raise not_found(f"{path} cannot be read: name the repository with --model-repository, or give --url") from None
+        raise not_found(
+            f"{path} cannot be read: set --model-repository to the model's repository, or set --url"
+        ) from None
     if not config.input:
         raise invalid(
-            f"{path} declares no inputs, because they are completed at load: give --url of a server that runs the model"
+            f"{path} declares no inputs, because they are completed at load: set --url to a server that runs the model"
         )
     batch = (-1,) if config.max_batch_size > 0 else ()
     text = type(config.input[0]).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name["TYPE_STRING"].number

@@ -75,7 +75,7 @@ def _faults(settings: Settings, error: ConchError) -> list[str]:
 def _serve_one(model: str, of_model: dict[str, Any], texts: Mapping[str, Sequence[str]]) -> int:
     """Serve ``model`` from a repository made for it."""
     if not texts.keys().isdisjoint(("model-repository", "model-store")):
-        raise invalid(f"give either the model '{model}' or --model-repository, not both")
+        raise invalid(f"pass either the model '{model}' or --model-repository, not both")
     settings = _settings(texts)
     name = of_model.pop("name", "")
 

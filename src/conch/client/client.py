@@ -140,13 +140,15 @@ def _transport(url: str, files: TlsFiles) -> Transport:
     except ValueError:
         host, port = None, None
     if scheme not in ("grpc", "grpcs", "http", "https") or not host:
-        raise invalid(f"'{url}' is not the address of a server: give localhost:8001 for gRPC, or http://localhost:8000")
+        raise invalid(
+            f"'{url}' is not the address of a server: use, for example, localhost:8001 for gRPC or http://localhost:8000"
+        )
     tls = files if scheme in ("grpcs", "https") else None
     if tls is None and any(files):
-        raise invalid(f"'{url}' is not encrypted, so certificates have no use: give grpcs:// or https://")
+        raise invalid(f"'{url}' is not encrypted, so certificates have no effect: use grpcs:// or https://")
     if scheme.startswith("grpc"):
         if parts.path.strip("/"):
-            raise invalid(f"'{url}' has a path, and gRPC has none: give http://{rest} for HTTP")
+            raise invalid(f"'{url}' has a path, but gRPC has none: use http://{rest} for HTTP")
         return GrpcTransport(host, port or 8001, tls)
     context = tls.context() if tls is not None else None
     return HttpTransport(host, port or (443 if tls is not None else 80), parts.path.rstrip("/"), context)

@@ -67,6 +67,6 @@ class InferResult:
         if len(names) != 1:
             raise invalid(
                 f"the response of model '{self.model_name}' has {', '.join(names) or 'no output'} with texts: "
-                "give the name of one to texts()"
+                "pass the name of one to texts()"
             )
         return names[0]

@@ -214,8 +214,8 @@ def check_urls(urls: Iterable[str], *, decoupled: bool, model: str) -> None:
     for url in urls:
         if not read_url(url).is_grpc and decoupled:
             raise invalid(
-                f"model '{model}' is decoupled, and its responses can only be passed on over gRPC: "
-                f"give the server's gRPC address, grpc://host:port, in place of {url}"
+                f"model '{model}' is decoupled, and its responses can be forwarded only over gRPC: "
+                f"use the server's gRPC address, grpc://host:port, instead of {url}"
             )
 
 

@@ -109,7 +109,7 @@ def too_few(precision: str, count: int, unit: str, minimum: int) -> tuple[str, .
     """
     if precision == "fp32" or count >= minimum:
         return ()
-    return (f"{count} {unit} are too few to judge {precision}: {minimum} at least are needed",)
+    return (f"{count} {unit} are too few to judge {precision}: at least {minimum} are needed",)
 
 
 def few_samples(count: int, *, both: bool) -> list[str]:
@@ -130,7 +130,8 @@ def few_tokens(count: int) -> list[str]:
     if count >= MIN_TOKENS:
         return []
     return [
-        f"only {count} tokens are compared: variants below fp32 do not serve without {MIN_TOKENS}; give longer --data"
+        f"only {count} tokens are compared: variants below fp32 are accepted only with at least {MIN_TOKENS}; provide "
+        "longer --data"
     ]
 
 
@@ -148,8 +149,8 @@ def chance(labels: Sequence[int], reference: Sequence[int], names: Sequence[str]
         return []
     return [
         f"the checkpoint itself is at chance level on these labels: its accuracy is {accuracy:.2f} ({low:.2f} … "
-        f"{high:.2f}), and always answering '{_name(label, names)}' gives {share:.2f}; accuracy cannot tell the "
-        "variants apart, and only their agreement with the checkpoint does"
+        f"{high:.2f}), and always answering '{_name(label, names)}' gives {share:.2f}; accuracy does not "
+        "distinguish the variants; only their agreement with the checkpoint does"
     ]
 
 

@@ -28,7 +28,7 @@ class ConversionOptions:
     repository: Directory = option(Path("models"), _MODEL, "Model repository.", flags=("-o", "--output"))
     name: str = option("", _MODEL, "The model's name there (default: the checkpoint's).", metavar="NAME")
     task: Annotated[str, Values("tasks")] = option(
-        "", _MODEL, "A task of transformers.pipeline (default: found from the files).", metavar="TASK"
+        "", _MODEL, "A task of transformers.pipeline (default: detected from the files).", metavar="TASK"
     )
     revision: str = option("", _MODEL, "Branch, tag or commit on the Hub.", metavar="NAME")
     trust_remote_code: bool = option(False, _MODEL, "Run Python code from the checkpoint.")
@@ -44,7 +44,7 @@ class ConversionOptions:
         (), _VARIANTS, "int8 int8-static bf16 fp16 none (default: int8); for language models int8 int4 int4-awq fp16"
         " none (default: int8 int4).", metavar="NAME…",
     )
-    force: bool = option(False, _VARIANTS, "Let refused variants serve; this is recorded.")
+    force: bool = option(False, _VARIANTS, "Accept refused variants too; the report shows which.")
     keep: Literal["auto", "all"] = option(
         "all", _VARIANTS, "Write all accepted variants (default), or only those that serve."
     )
@@ -62,7 +62,7 @@ class ConversionOptions:
     threads: Annotated[int, Range(0)] = option(0, _MEASURING, "Cores to use (default: all).")
     seconds: Annotated[float, Range(0)] = option(40.0, _MEASURING, "Time for all measurements, in seconds.")
     expect: str = option(
-        "", _MEASURING, "Requests to choose for: batch x tokens, each with its weight (default: all that is measured,"
+        "", _MEASURING, "Workload to optimise for: batch x tokens, with weights (default: all measured shapes,"
         " equally).", metavar="BxN:W,…",
     )
     # fmt: on

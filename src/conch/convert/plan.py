@@ -89,7 +89,7 @@ class Plan(ConversionOptions):
         """
         for length in self.sequence_lengths:
             if length > max_length:
-                raise invalid(f"--seq-len {length} is more than the model takes: at most {max_length} tokens")
+                raise invalid(f"--seq-len {length} is more than the model accepts: at most {max_length} tokens")
         lengths: Sequence[int] = self.sequence_lengths or [min(length, max_length) for length in SEQUENCE_LENGTHS]
         shapes = sorted({Shape(batch, length) for batch in self.batch_sizes or BATCH_SIZES for length in lengths})
         check_mix(self.mix, shapes)

@@ -62,7 +62,7 @@ def require_free(repository: Path, names: Sequence[str], overwrite: bool) -> Non
     for name in names:
         if not overwrite and (repository / name).exists():
             raise ConchError(
-                f"{repository / name} is there already: choose another --name, or replace it with --overwrite",
+                f"{repository / name} already exists: choose another --name, or replace it with --overwrite",
                 Code.ALREADY_EXISTS,
             )
 
@@ -178,4 +178,4 @@ def written_manifest(folder: Path) -> Manifest:
         manifest = Manifest.read(directory)
         if manifest is not None:
             return manifest
-    raise invalid(f"{folder} is no converted model: neither it nor a version in it has a {FILENAME}")
+    raise invalid(f"{folder} is not a converted model: neither it nor a version in it has a {FILENAME}")

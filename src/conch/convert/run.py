@@ -382,7 +382,7 @@ def _contrasts(
 ) -> Contrasts | None:
     """Return the single texts for the report; None for the reference, or if they cannot be described.
 
-    A missing description is no reason to refuse a variant.
+    A missing description does not refuse a variant.
     """
     if variant.name == REFERENCE:
         return None
@@ -437,7 +437,7 @@ def _accompany(conversion: Conversion[Any, Any], manifest: Manifest, built: Mapp
         name, overall = candidate.variant.name, candidate.companion.overall
         faster = f"'{name}' is faster at {candidate.where}"
         if not candidate.worth_it:
-            choice.append(f"{faster}, a gain of {overall:.2f}x over all shapes: too little to hold both")
+            choice.append(f"{faster}, a gain of {overall:.2f}x over all shapes: too little to keep both in memory")
             break  # the others gain less
         conversion.progress(f"comparing {manifest.auto} with {name}")
         figures, reasons = conversion.compare_pair(auto, built[name])

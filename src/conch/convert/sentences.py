@@ -230,7 +230,7 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
             try:
                 value = json.loads(text)
             except ValueError as error:
-                raise invalid(f"--data {file}, line {number}: not one JSON value a line: {error}") from None
+                raise invalid(f"--data {file}, line {number}: expected one JSON value per line: {error}") from None
             if not isinstance(value, dict | str):
                 raise invalid(f"--data {file}, line {number}: neither an object nor a string")
             yield value if isinstance(value, dict) else {"text": value}

@@ -147,7 +147,7 @@ def choose(
     auto = fastest(speed_ups)
     if not auto:
         reasons = "; ".join(f"{variant.name}: {variant.reasons[0]}" for variant in variants if variant.reasons)
-        raise invalid(f"no variant may serve ({reasons}); {advice}")
+        raise invalid(f"no variant was accepted ({reasons}); {advice}")
     rests_on = [variant for variant in variants if variant.name in speed_ups or variant.name == REFERENCE]
     why = _why(auto, speed_ups, mix, disturbed=any(variant.busy for variant in rests_on))
     chosen = replace(manifest, variants=variants, auto=auto, choice=(why,))
@@ -159,9 +159,9 @@ def _why(auto: str, speed_ups: Mapping[str, float], mix: Mix | None, *, disturbe
     over = f"for {', '.join(f'{shape} ({share:.0%})' for shape, share in mix.items())}" if mix else "over all shapes"
     others = sorted((name for name in speed_ups if name != auto), key=lambda name: -speed_ups[name])
     if not others:
-        return f"'{auto}' is the only variant that may serve"
+        return f"'{auto}' is the only accepted variant"
     if disturbed:
-        return f"'{auto}' was the fastest {over}, but other processes used the machine: by how much is not known"
+        return f"'{auto}' was the fastest {over}, but other processes used the machine, so the factor is unknown"
     second = f"; next is '{others[0]}' with {speed_ups[others[0]]:.2f}x"
     return f"'{auto}' is {speed_ups[auto]:.2f}x as fast as {REFERENCE} {over}{second}"
 
@@ -174,7 +174,7 @@ def busy(manifest: Manifest) -> list[str]:
         return []
     return [
         f"the machine was busy ({interference(manifest)}): {disturbed} of {len(figures)} latencies are not "
-        f"reliable, and another variant than '{manifest.auto}' may be the fastest; convert again when it is idle"
+        f"reliable, and a variant other than '{manifest.auto}' may be the fastest; convert again when it is idle"
     ]
 
 

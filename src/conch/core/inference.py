@@ -344,7 +344,7 @@ class InferRequest:
                 self.trace.deliver(response, on_response)
         except Exception:
             # An exception must not reach the scheduler or worker that responds, because it has other requests.
-            LOG.exception("a response of request %s could not be passed on", self.serial)
+            LOG.exception("a response of request %s could not be delivered", self.serial)
         if response.error is not None:
             response.forget_frames()
 
@@ -355,7 +355,7 @@ class InferRequest:
         try:
             self.on_text(text)
         except Exception:
-            LOG.exception("a text of request %s could not be passed on", self.serial)
+            LOG.exception("a text of request %s could not be delivered", self.serial)
 
     def release(self) -> None:
         """Release the inputs and callbacks; called when no more responses follow."""

@@ -112,4 +112,4 @@ def _copy(source: BinaryIO, target: IO[bytes]) -> int:
 
 def _check_size(entry: Entry, size: int) -> None:
     if size != entry.size:
-        raise invalid(f"{entry.source} changed while it was packed: try again when nobody writes to the repository")
+        raise invalid(f"{entry.source} changed while it was packed: try again when the repository is not being written")

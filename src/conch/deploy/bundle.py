@@ -214,7 +214,7 @@ def staged(out: Path, size: int = 0) -> Iterator[Path]:
 def _check_disk_space(folder: Path, size: int, out: Path) -> None:
     free = disk_usage(folder).free
     if size > free:
-        raise invalid(f"{out} cannot be written: it needs {shown(size)}, and the disk has {shown(free)} left")
+        raise invalid(f"{out} cannot be written: it needs {shown(size)}, but the disk has {shown(free)} free")
 
 
 def _move_all(folder: Path, out: Path) -> None:

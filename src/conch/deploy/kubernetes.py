@@ -105,7 +105,7 @@ def plan(options: KubernetesOptions) -> KubernetesPlan:
     if options.memory:
         measured, request, limit = None, *(2 * [_given(options.memory)])
     elif requirements.lacking:
-        raise invalid(f"the memory cannot be measured here ({'; '.join(requirements.lacking)}): give --memory")
+        raise invalid(f"the memory cannot be measured here ({'; '.join(requirements.lacking)}): set --memory")
     else:
         measured = measure_memory(options.repository)
         request, limit = _rounded(measured.total * _REQUEST), _rounded(measured.total * _LIMIT + _FREE)
@@ -139,7 +139,7 @@ def _check(options: KubernetesOptions) -> None:
         if (value or flag in _REQUIRED_NAMES) and not _NAME.fullmatch(value):
             raise invalid(f"{flag} must be lower-case letters, digits and dashes, at most 53 characters; got '{value}'")
     if options.host and not _HOST.fullmatch(options.host):
-        raise invalid(f"--host must be the name of a host, as models.example.com; got '{options.host}'")
+        raise invalid(f"--host must be a host name, such as models.example.com; got '{options.host}'")
     if options.gateway and not options.host:
         raise invalid("--gateway needs --host")
     for flag, value in {"--image": options.image, "--location": options.location}.items():
@@ -167,7 +167,7 @@ def _given(memory: str) -> int:
     except ValueError:
         size = 0
     if not size:
-        raise invalid(f"--memory must be a size, as 4GiB; got '{memory}'")
+        raise invalid(f"--memory must be a size, such as 4GiB; got '{memory}'")
     return _rounded(size)
 
 
@@ -327,9 +327,7 @@ def measure_memory(repository: Path) -> ServerMemory:
             pages = [read_page(f"http://{_LOCAL}:{metrics}/metrics", RESPONSE_SECONDS) for _ in range(2)]
             return ServerMemory(resident_bytes(server.pid), sum(_on_cpu(pages[-1])))
         except ConchError as error:
-            raise internal(
-                f"the memory of the models cannot be measured here: {error.message}; give --memory"
-            ) from None
+            raise internal(f"the memory of the models cannot be measured here: {error.message}; set --memory") from None
         finally:
             server.close()
 

@@ -147,7 +147,8 @@ def _check_limits(variables: Mapping[str, str], arguments: Sequence[str]) -> Non
     ):
         if size >= _TEXT_LIMIT:
             raise invalid(
-                f"{name} would have {size} bytes, and OCI takes less than {_TEXT_LIMIT}: give the model a shorter name"
+                f"{name} would have {size} bytes, but OCI accepts less than {_TEXT_LIMIT}: choose a shorter name for "
+                "the model"
             )
 
 

@@ -89,7 +89,7 @@ def _below(folder: Path, prefix: str, root: Path, above: tuple[Path, ...], left_
             try:
                 name.encode()
             except UnicodeEncodeError:
-                raise invalid(f"{path} cannot be in an artifact, as its name is not UTF-8: rename it") from None
+                raise invalid(f"{path} cannot be in an artifact, because its name is not UTF-8: rename it") from None
             if item.is_symlink():
                 _check_link(path, root, above)
             status = path.stat()
@@ -111,7 +111,7 @@ def _check_link(link: Path, root: Path, above: tuple[Path, ...]) -> None:
     except (OSError, RuntimeError):
         raise invalid(f"{link} is a broken link: remove it") from None
     if not target.is_relative_to(root):
-        raise invalid(f"{link} is a link to {target}, outside of the repository: put a copy in its place (cp -rL)")
+        raise invalid(f"{link} is a link to {target}, outside of the repository: replace it with a copy (cp -rL)")
     if target in above:
         raise invalid(f"{link} is a link to {target}, which contains it: remove it")
 
@@ -217,7 +217,7 @@ def read_requirements(root: Path, mount: str) -> RepositoryRequirements:
         _check_paths(model, root.resolve(), mount)
         _add(model, required)
         if _needs_gpu(model.config) and not visible_gpus():
-            required.lacking.add(f"model '{name}' runs on a GPU, and this machine has none")
+            required.lacking.add(f"model '{name}' runs on a GPU, but this machine has none")
     if not configs:
         raise invalid(f"there are no models in {root}")
     return RepositoryRequirements(

@@ -40,7 +40,7 @@ def plan(deployment: Deployment, *, multi_model: bool = False) -> Bundle:
     for models in _by_model(deployment.contents).values() if multi_model else (deployment.contents,):
         check_size(models, LIMIT, "the volume of a SageMaker instance")
     if multi_model and deployment.endpoint != "infer":
-        raise invalid(f"an endpoint with several models supports only 'infer', and not '{deployment.endpoint}'")
+        raise invalid(f"an endpoint with several models supports only 'infer', not '{deployment.endpoint}'")
     if multi_model and deployment.requirements.ensembles:
         raise invalid(
             "an endpoint with several models loads each separately, so it cannot serve the ensemble "

@@ -176,7 +176,9 @@ class Http2Session:
 
     def _restore_receive_window(self) -> None:
         if self._receive_window < 0:
-            raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is exceeded")
+            raise ConnectionFault(
+                Http2ErrorCode.FLOW_CONTROL_ERROR, "the flow-control window of the connection is exceeded"
+            )
         self._writer.write(frames.window_update(0, limits.CONNECTION_WINDOW - self._receive_window))
         self._receive_window = limits.CONNECTION_WINDOW
 

@@ -106,7 +106,7 @@ class AsyncServer(AsyncInferenceService):
         If it cannot start, closes everything and raises the cause. A server can be started only once.
         """
         if self._started or self._closing is not None:
-            raise unavailable("a server starts only once: create another one")
+            raise unavailable("a server can be started only once: create another one")
         self._started = True
         self._loop = asyncio.get_running_loop()
         try:

@@ -59,12 +59,12 @@ def plan(
     Raises INVALID_ARG for an unknown option, with the nearest name, and for a value that ``conch serve`` refuses.
     """
     if model is not None and model_repository is not None:
-        raise invalid(f"give either the model '{os.fspath(model)}' or model_repository, not both")
+        raise invalid(f"pass either the model '{os.fspath(model)}' or model_repository, not both")
     for name in flags:
         if name not in _BY_NAME and name not in MODEL_OPTIONS:
             raise invalid(_unknown(name))
     if model is None and model_repository is None:
-        raise invalid("give a model or model_repository=, the directory of the models")
+        raise invalid("pass a model, or model_repository=, the directory of the models")
     options = {name: value for name, value in flags.items() if value is not None}
     of_model = {name: options.pop(name) for name in MODEL_OPTIONS if options.get(name) is not None}
     if of_model and model is None:

@@ -76,7 +76,7 @@ class Server(InferenceService):
         If it cannot start, closes everything and raises the cause. A server can be started only once.
         """
         if self._thread is not None:
-            raise unavailable("a server starts only once: create another one")
+            raise unavailable("a server can be started only once: create another one")
         thread = self._thread = LoopThread()
         try:
             thread.run(self._server.start())

@@ -81,7 +81,7 @@ def _v2(group: Path) -> float | None:
     try:
         quota, period = (group / "cpu.max").read_text().split()
         return int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # "max" is no limit
+    except (OSError, ValueError, ZeroDivisionError):  # "max" means no limit
         return None
 
 

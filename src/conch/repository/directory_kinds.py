@@ -16,7 +16,7 @@ from conch.repository.stores.urls import FORMS
 _WEIGHTS: Final = (".safetensors", ".gguf", ".onnx", ".xml")
 
 #: The advice if there is no better one.
-_GIVE: Final = "give a model repository"
+_GIVE: Final = "use a model repository"
 
 #: First part of a path that was made from a store's URL.
 _STORES: Final = tuple(f"{scheme}:" for scheme in FORMS)

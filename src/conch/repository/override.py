@@ -199,6 +199,6 @@ def check_same_code(config: ModelConfig, known: Iterable[ModelConfig]) -> None:
 
 def _chooses_code(field: str) -> Exception:
     return invalid(
-        f"a load's configuration may not set {field} otherwise than the model repository does, as this server has "
-        "--model-load-overrides=config: it would choose what code runs"
+        f"a load's configuration may not change {field} from its value in the model repository, because it selects "
+        "the code that runs and this server has --model-load-overrides=config"
     )

@@ -66,7 +66,7 @@ def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[
         path = Path(model).expanduser()
         chosen = name or model_name(path.resolve() if path.exists() else path)
         if not is_directory_name(chosen) or ".." in chosen:
-            raise invalid(f"'{chosen}' cannot be a model's name: choose one without slashes with --name")
+            raise invalid(f"'{chosen}' cannot be a model's name: set --name to one without slashes")
         version = repository / chosen / "1"
         version.mkdir(parents=True)
         if path.is_file() and path.suffix != ".gguf":
@@ -126,7 +126,7 @@ def _link(path: Path, version: Path, values: Mapping[str, Any]) -> None:
     """Link a graph file and its weights into the version directory ``version``."""
     if path.suffix not in (".onnx", ".xml"):
         raise unsupported(
-            f"'{path}' is not a model that can be served: give a Hub id, a checkpoint's folder, or a .gguf, .onnx or "
+            f"'{path}' is not a model that can be served: use a Hub id, a checkpoint's folder, or a .gguf, .onnx or "
             ".xml file"
         )
     if values:
@@ -158,7 +158,7 @@ def _checkpoint(folder: Path) -> Path:
         return folder if models and projectors else files[0]
     if files:
         require_whole_gguf(files[0])
-        raise invalid(f"'{folder}' has {len(files)} GGUF files: give one of them, such as {files[0]}")
+        raise invalid(f"'{folder}' has {len(files)} GGUF files: choose one, such as {files[0]}")
     directories = [path for path in sorted(folder.iterdir()) if path.is_dir()]
     if (folder / "config.pbtxt").is_file() or any(path.name.isdigit() for path in directories):
         raise invalid(f"'{folder}' is a model of a repository: serve it with --model-repository={folder.parent}")
@@ -167,11 +167,11 @@ def _checkpoint(folder: Path) -> Path:
     graph = next((path for path in sorted(folder.iterdir()) if path.suffix in (".onnx", ".xml")), None)
     if graph is not None:
         raise invalid(
-            f"'{folder}' holds no checkpoint, as config.json is missing; to serve the graph alone, give {graph}"
+            f"'{folder}' has no checkpoint, because config.json is missing; to serve only the graph, pass {graph}"
         )
     if is_version_directory(folder):
         raise invalid(f"'{folder}' is a version of a model: serve it with --model-repository={folder.parent.parent}")
-    raise invalid(f"'{folder}' holds no checkpoint: config.json is missing")
+    raise invalid(f"'{folder}' has no checkpoint: config.json is missing")
 
 
 def _hub_id(model: str) -> str:

@@ -235,7 +235,7 @@ def _request(request: Request | None, inputs: Mapping[str, Any]) -> ModelRequest
     if request is None:
         return ModelRequest(inputs)
     if inputs:
-        raise TypeError("give either a request or its inputs by name")
+        raise TypeError("pass either a request or its inputs by name")
     return request if isinstance(request, ModelRequest) else ModelRequest(request)
 
 
@@ -262,7 +262,7 @@ def load(
     """
     directory = Path(path).resolve()
     if not directory.is_dir():
-        raise not_found(f"there is no model at {directory}: give its directory, which has a version such as '1' in it")
+        raise not_found(f"there is no model at {directory}: pass its directory, which contains a version such as '1'")
     files = describe(directory.name, directory)
     config = _configured(files, parameters or {})
     if version is None:

@@ -65,7 +65,7 @@ def _part(data: memoryview) -> FormPart:
     """Return the part with the headers and content in ``data``, which begins with a line break."""
     head, blank, _ = bytes(data[: _MAX_HEADERS + 4]).partition(b"\r\n\r\n")
     if not blank:
-        raise invalid(f"a part of the body has no end of its headers in the first {_MAX_HEADERS} bytes")
+        raise invalid(f"the headers of a part of the body do not end within {_MAX_HEADERS} bytes")
     headers: dict[str, str] = {}
     for line in head.split(b"\r\n")[1:]:
         name, colon, value = _text(line).partition(":")

@@ -225,7 +225,7 @@ def _read(outputs: Sequence[WireTensor]) -> dict[str, Any]:
         ]
         seconds = None if duration is None else round(np.frombuffer(duration.data, "<f4").item(), 3)
     except (ValueError, TypeError, KeyError) as error:
-        raise internal(f"the model's output is no transcription: {error}") from None
+        raise internal(f"the model's output is not a transcription: {error}") from None
     return {"text": texts[TEXT], "chunks": chunks, "duration": seconds, "language": texts["language"]}
 
 

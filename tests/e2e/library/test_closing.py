@@ -151,7 +151,7 @@ def test_server_that_was_closed_does_not_start(folder: Path) -> None:
         await server.close()
         assert not await server.live()
         assert not await server.ready()
-        with pytest.raises(ConchError, match="starts only once"):
+        with pytest.raises(ConchError, match="can be started only once"):
             await server.start()
 
     asyncio.run(start())
@@ -188,7 +188,7 @@ def test_after_an_unloaded_and_an_uploaded_model(folder: Path) -> None:
 
 
 def test_after_one_model_that_cannot_be_served(tmp_path: Path) -> None:
-    with pytest.raises(ConchError, match="holds no checkpoint"):
+    with pytest.raises(ConchError, match="has no checkpoint"):
         conch.Server(tmp_path).start()
 
 

@@ -221,7 +221,7 @@ def test_adapters_that_cannot_be_loaded_disturb_nobody(server: ConchServer, fold
     for path, message in {
         "broken": "is not a safetensors file",
         "empty": "has no adapter_model.safetensors",
-        "wide": "have another size",
+        "wide": "have a different size",
         "high": "has rank 257; the parameter 'max_lora_rank' allows 256",
         "../outside": "is in none of the folders",
         str(folder / "outside"): "is in none of the folders",

@@ -178,4 +178,4 @@ def test_pipe_is_not_read_as_a_gguf_file(tmp_path: Path) -> None:
 
 def test_broken_gguf_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    assert refusal(tmp_path).endswith("it was cut off, or claims more than it holds")
+    assert refusal(tmp_path).endswith("it was cut off, or declares more data than it contains")

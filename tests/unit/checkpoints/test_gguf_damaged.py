@@ -101,7 +101,7 @@ DAMAGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "tensor 'blk.1.attn_k.weight' has shape (32, 32): 16 is expected instead of 32, by "
         "llama.attention.head_count_kv and the size of a head",
     ),
-    "a cube": ({}, {"blk.0.ffn_up.weight": ((32, 8, 8), 8)}, "tensor 'blk.0.ffn_up.weight' has 3 dimensions and not 2"),
+    "a cube": ({}, {"blk.0.ffn_up.weight": ((32, 8, 8), 8)}, "'blk.0.ffn_up.weight' has 3 dimensions instead of 2"),
     "more layers": ({"llama.block_count": 3}, {}, "m.gguf lacks tensor 'blk.2.attn_output.weight'"),
     "endless layers": ({"llama.block_count": 2**31 - 1}, {}, "m.gguf lacks tensor 'blk.2.attn_output.weight'"),
     "fewer layers": ({"llama.block_count": 1}, {}, "llama.block_count is 1, and there are tensors of block 1"),

@@ -67,18 +67,18 @@ def refused(path: Path, pool: ThreadPoolExecutor, limit: float = 60.0) -> str:
     [
         ({"general.architecture": "mamba"}, "there is no reference for architecture 'mamba'"),
         ({"llama.rope.scaling.type": "yarn"}, "no reference for a scaling of rotary frequencies of type 'yarn'"),
-        ({"llama.attention.head_count": 8}, "tensor 'blk.0.attn_q.weight' has shape (32, 32) and not (64, 32)"),
+        ({"llama.attention.head_count": 8}, "tensor 'blk.0.attn_q.weight' has shape (32, 32) instead of (64, 32)"),
         ({"llama.attention.head_count": 0}, "llama.attention.head_count is 0"),
         (
             {"llama.attention.key_length": 1, "llama.attention.value_length": 1},
             "there is no reference for 0 rotary positions in 1 numbers",
         ),
-        ({"llama.attention.head_count_kv": 3}, "there is no reference for values of another size than keys"),
+        ({"llama.attention.head_count_kv": 3}, "no reference for values whose size differs from that of the keys"),
         ({"llama.rope.dimension_count": 2**31}, "there is no reference for 2147483648 rotary positions in 8 numbers"),
         ({"llama.block_count": 9}, "has no tensor 'blk.4.attn_q.weight'"),
         ({"llama.block_count": 3}, "the reference does not use tensor 'blk.3."),
         ({"llama.attention.sliding_window": 5}, "a text longer than the sliding window of 5 tokens"),
-        ({"llama.embedding_length": 33}, "has shape (96, 32) and not (more than 80, 33)"),
+        ({"llama.embedding_length": 33}, "has shape (96, 32) instead of (more than 80, 33)"),
     ],
 )  # fmt: skip
 def test_model_that_the_reference_does_not_know_is_refused(

@@ -103,6 +103,6 @@ def test_other_tasks_and_engines_are_refused(
 
 
 def test_reranker_that_needs_token_types_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConchError, match=r"by token types, which llama\.cpp does not take"):
+    with pytest.raises(ConchError, match=r"by token types, which llama\.cpp does not support"):
         opened(tmp_path, "bert", ("token_types.weight", (32, 2)), pooling_type=RANK)
     assert opened(tmp_path, "bert", ("token_types.weight", (32, 2)), pooling_type=MEAN).task == "feature-extraction"

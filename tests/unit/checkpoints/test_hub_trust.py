@@ -42,7 +42,7 @@ def test_naming_a_folder_of_its_own_is_no_way_around(tmp_path: Path, model: str)
 def test_folder_below_a_version_without_a_checkpoint_of_its_own_cannot_trust_itself(tmp_path: Path) -> None:
     folder = model_file(tmp_path / "1", model="inner", trust_remote_code=True)
     checkpoint(folder / "inner", WITH_CODE)
-    assert "is ignored, as a checkpoint cannot trust itself" in refusal(folder)
+    assert "is ignored, because a checkpoint cannot vouch for its own code" in refusal(folder)
 
 
 def test_warning_says_what_to_do_where_the_checkpoint_loads_without_its_code(tmp_path: Path) -> None:

@@ -155,14 +155,14 @@ def test_a_repository_is_called_as_every_node_can_call_it(
         (["--replica-option=log_verbos=1"], "no option 'log_verbos': did you mean 'log_verbose'?"),
         (["--ingress-option=log_verbose=much"], "log-verbose"),
         (["--replica-option=log_verbose=1", "--replica-option=log_verbose=2"], "log_verbose takes"),
-        (["--replica-option=model_repository=x"], "conch deploy ray sets this option itself: give --model-repository"),
+        (["--replica-option=model_repository=x"], "conch deploy ray sets this option itself: use --model-repository"),
         (["--replica-option=model-control-mode=poll"], "sets this option itself (see --max-models-per-replica)"),
         (
             ["--replica-option=grpc_use_ssl=true"],
             "an ingress could not call such a replica; use --ingress-option grpc_use",
         ),
         (["--ingress-option=allow_http=false"], "sets this option itself, and needs it"),
-        (["--grpc-port=8000"], "--grpc-port 8000 is the port of --http-port too: choose another"),
+        (["--grpc-port=8000"], "--grpc-port 8000 is also the port of --http-port: choose another"),
         (["--name=ä"], "--name 'ä': the name must be ASCII, without '#' or '/', and not empty"),
         (["--name="], "--name '': the name must be"),
         (["--name=a/b"], "--name 'a/b': the name must be"),
@@ -188,7 +188,7 @@ def test_a_cluster_that_ends_with_the_command_is_not_left(
 ) -> None:
     cluster.alone = True
     assert run(repository) == 1
-    assert "--detach needs a cluster that stays" in capsys.readouterr().err
+    assert "--detach needs a running cluster" in capsys.readouterr().err
     assert cluster.deployed == []
 
 

@@ -26,7 +26,7 @@ INSTALLED = tuple(
     replace(package, version="9", install="", detail="CPU" * (package.name == "torch")) for package in packages()
 )
 ENGINES = ("torch", "onnxruntime", "openvino", "vllm")
-TOO_OLD = PackageFact("transformers", "4.40", "checkpoints", "pip install it", "older than 5.5, which is needed")
+TOO_OLD = PackageFact("transformers", "4.40", "checkpoints", "pip install it", "older than 5.5, the minimum")
 #: A machine about which there is nothing to say.
 GOOD = Facts(
     conch="1", protocol="2.51.0", python="3.12", platform="Linux", uvloop=True, packages=INSTALLED,
@@ -59,15 +59,15 @@ def test_a_good_machine_gets_no_advice() -> None:
         (replace(GOOD, packages=without("openvino")), "the processor has VNNI", "pip install it"),
         (replace(GOOD, packages=without("transformers")), "torch is installed without transformers", "pip install it"),
         (replace(GOOD, packages=(*INSTALLED, TOO_OLD)), "transformers 4.40 is older than 5.5", "pip install it"),
-        (replace(GOOD, packages=built_for("CUDA 12.8")), "torch is built for CUDA 12.8 and there is no GPU", "install"),
+        (replace(GOOD, packages=built_for("CUDA 12.8")), "torch is built for CUDA 12.8 but there is no GPU", "install"),
         (replace(GOOD, uvloop=False), "the server runs on asyncio's own event loop", f"{pip_install()} uvloop"),
         (replace(GOOD, limits=LimitsFact((1024, 65536), (0, 0))), "the process may open 1024 files", "ulimit -n 65536"),
         (replace(GOOD, limits=LimitsFact((1024, -1), (0, 0))), "the process may open 1024", "ulimit -n unlimited"),
         (replace(GOOD, limits=LimitsFact((1024, 1024), (0, 0))), "the process may open 1024", "raise the hard limit"),
         (replace(GOOD, ports=(PortFact("HTTP", 8000, "x (pid 1)"),)), "port 8000 (HTTP) is", "conch serve --http-p"),
-        (replace(GOOD, memory=replace(GOOD.memory, limit=GIB)), "1.0 GiB of memory are left", "end other programs"),
+        (replace(GOOD, memory=replace(GOOD.memory, limit=GIB)), "1.0 GiB of memory is left", "end other programs"),
         (replace(GOOD, memory=replace(GOOD.memory, memfd=False)), "memfd is not available", "Linux"),
-        (replace(GOOD, cache=replace(GOOD.cache, free=GIB)), "1.0 GiB are left on the disk", "set HF_HUB_CACHE"),
+        (replace(GOOD, cache=replace(GOOD.cache, free=GIB)), "1.0 GiB is left on the disk", "set HF_HUB_CACHE"),
     ],
 )  # fmt: skip
 def test_a_reason_is_given_with_what_to_do(facts: Facts, reason: str, action: str) -> None:

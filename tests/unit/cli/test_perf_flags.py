@@ -47,10 +47,10 @@ def test_flags_that_are_not_taken_say_why(flag: str, capsys: pytest.CaptureFixtu
         (["--request-parameter", "n:x:int"], "'x' is not of type int"),
         (["--ssl-https-ca-certificates-file", __file__], "add -u https://localhost:8000"),
         (["-i", "grpc", "--ssl-grpc-root-certifications-file", __file__], "add --ssl-grpc-use-ssl"),
-        (["--sequence-id-range", "5:5"], "there is no id"),
+        (["--sequence-id-range", "5:5"], "up to 5 has no id"),
         (["--request-intervals", "/nowhere"], "does not exist"),
-        (["--concurrency-range", "0.5"], "callers are whole numbers, 50,000 at most"),
-        (["--concurrency-range", "999999999"], "callers are whole numbers, 50,000 at most"),
+        (["--concurrency-range", "0.5"], "the number of callers must be a whole number, at most 50,000"),
+        (["--concurrency-range", "999999999"], "must be a whole number, at most 50,000"),
         (["--concurrency-range", ""], "--concurrency-range : expected start"),
         (["--request-rate-range", ""], "--request-rate-range : expected start"),
         (["--max-threads", "1000000"], "at most 50,000 requests"),
@@ -61,8 +61,8 @@ def test_flags_that_are_not_taken_say_why(flag: str, capsys: pytest.CaptureFixtu
         (["--string-data", "\udcff"], "is not UTF-8"),
         (["--slo", ""], "--slo : expected"),
         (["-u", "host:²"], "expected host:port"),
-        (["-m", ""], "-m: the name of a model is missing"),
-        (["-x", "abc"], "-x abc: expected the number of a version"),
+        (["-m", ""], "-m: the model's name is missing"),
+        (["-x", "abc"], "-x abc: expected a version number"),
         (["--against", "host", "--breakdown"], "--breakdown describes one server"),
     ],
 )
@@ -90,7 +90,7 @@ def test_intervals_of_a_file_are_microseconds(tmp_path: Path) -> None:
     plan = _plan("--request-intervals", str(file))
     assert plan.intervals == [1_000_000, 3_000_500] and plan.rates is not None
     assert plan.rates.first == pytest.approx(2e9 / 4_000_500, rel=1e-4)
-    for text, said in (("1\nx\n", "line 2: 'x' is not a number"), ("", "no intervals"), ("-1", "below 0")):
+    for text, said in (("1\nx\n", "line 2: 'x' is not a number"), ("", "no intervals"), ("-1", "is negative")):
         file.write_text(text)
         with pytest.raises(ConchError, match=said):
             _plan("--request-intervals", str(file))

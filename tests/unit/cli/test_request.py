@@ -91,7 +91,7 @@ def test_command_writes_the_body_and_prints_how_to_send_it(repository: Path, tmp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none", "text"], "cannot be read: name the repository with --model-repository, or give --url"),
+        (["none", "text"], "cannot be read: set --model-repository to the model's repository, or set --url"),
         (["../m", "text"], "must not contain path traversal characters"),
         (["m", "-i", "text"], "--input 'text' must be NAME=TEXT"),
         (["m", "text", "--url", "localhost:8000"], "must begin with http:// or https://"),
@@ -111,7 +111,7 @@ def test_configuration_without_inputs_asks_for_a_server(repository: Path, capsys
 
     assert main(["request", "m", "text", "-r", str(repository)]) == 1
 
-    assert "give --url of a server that runs the model" in capsys.readouterr().err
+    assert "set --url to a server that runs the model" in capsys.readouterr().err
 
 
 def test_inputs_come_from_the_metadata_of_a_running_server(

@@ -209,14 +209,14 @@ def test_model_is_loaded_where_models_are_loaded_on_request(started: list[Starte
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("org/name", "--model-repository=/r"), "give either the model 'org/name' or --model-repository, not both"),
-        (("org/name", "--model-store=/r"), "give either the model 'org/name' or --model-repository, not both"),
+        (("org/name", "--model-repository=/r"), "pass either the model 'org/name' or --model-repository, not both"),
+        (("org/name", "--model-store=/r"), "pass either the model 'org/name' or --model-repository, not both"),
         (("org/name", "stray"), "Unexpected argument: stray"),
         (
             ("--task=ner", "--model-repository=/r"),
             "--task is for 'conch serve MODEL'; for a model of a repository, set",
         ),
-        (("org/name", "--name=a/b"), "'a/b' cannot be a model's name: choose one without slashes with --name"),
+        (("org/name", "--name=a/b"), "'a/b' cannot be a model's name: set --name to one without slashes"),
         (("org/name", "--name=.."), "'..' cannot be a model's name"),
         (("./nowhere",), "'./nowhere' does not exist"),
         (("/nowhere/at/all",), "'/nowhere/at/all' does not exist"),
@@ -241,9 +241,9 @@ def test_what_cannot_be_served_is_refused_in_one_line(
         ("models/m/config.pbtxt", "models", "is a model repository: serve it with --model-repository={}/models"),
         ("models/m/1/model.py", "models/m", "is a model of a repository: serve it with --model-repository={}/models"),
         ("models/m/1/model.py", "models/m/1", "is a version of a model: serve it with --model-repository={}/models"),
-        ("folder/net.onnx", "folder", "config.json is missing; to serve the graph alone, give {}/folder/net.onnx"),
-        ("folder/readme", "folder", "holds no checkpoint: config.json is missing"),
-        ("net.txt", "net.txt", "is not a model that can be served: give a Hub id, a checkpoint's folder, or a .gguf"),
+        ("folder/net.onnx", "folder", "config.json is missing; to serve only the graph, pass {}/folder/net.onnx"),
+        ("folder/readme", "folder", "has no checkpoint: config.json is missing"),
+        ("net.txt", "net.txt", "is not a model that can be served: use a Hub id, a checkpoint's folder, or a .gguf"),
     ],
 )
 def test_path_that_is_no_checkpoint_is_refused_with_what_to_do(
@@ -277,7 +277,7 @@ def test_folder_with_several_gguf_files_is_refused(
     for name in ("b.gguf", "a.gguf"):
         (tmp_path / name).touch()
 
-    message = f"'{tmp_path}' has 2 GGUF files: give one of them, such as {tmp_path}/a.gguf"
+    message = f"'{tmp_path}' has 2 GGUF files: choose one, such as {tmp_path}/a.gguf"
     assert message in refusal(str(tmp_path), capsys=capsys)
     for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
         (tmp_path / name).touch()

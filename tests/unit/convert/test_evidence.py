@@ -23,7 +23,7 @@ def test_least_number_of_samples_bounds_twice_the_loss_of_int8() -> None:
 
 
 def test_precisions_below_fp32_need_samples() -> None:
-    assert too_few("int8", 3, "samples", 35) == ("3 samples are too few to judge int8: 35 at least are needed",)
+    assert too_few("int8", 3, "samples", 35) == ("3 samples are too few to judge int8: at least 35 are needed",)
     assert too_few("int8", 35, "samples", 35) == too_few("fp32", 3, "samples", 35) == ()
 
 

@@ -34,7 +34,7 @@ def test_usual_lengths_are_cut_to_what_the_model_takes() -> None:
 
 
 def test_length_that_is_asked_for_and_too_long_is_refused() -> None:
-    with pytest.raises(ConchError, match="--seq-len 384 is more than the model takes: at most 256 tokens"):
+    with pytest.raises(ConchError, match="--seq-len 384 is more than the model accepts: at most 256 tokens"):
         plan(sequence_lengths=(16, 384)).shapes(256)
 
 

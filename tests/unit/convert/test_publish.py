@@ -47,7 +47,7 @@ def test_failure_leaves_nothing(tmp_path: Path) -> None:
 def test_existing_model_is_not_replaced_unasked(tmp_path: Path) -> None:
     make(tmp_path / "m", "old")
 
-    with pytest.raises(ConchError, match=r"is there already: .*--overwrite") as raised:
+    with pytest.raises(ConchError, match=r"already exists: .*--overwrite") as raised:
         require_free(tmp_path, ["a", "m"], overwrite=False)
 
     assert raised.value.code is Code.ALREADY_EXISTS

@@ -145,7 +145,7 @@ def test_only_what_serves_is_written_when_asked(encoder: Path, tmp_path: Path) -
 
 
 def test_failure_leaves_nothing_behind(encoder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConchError, match="--seq-len 9999 is more than the model takes: at most 64 tokens"):
+    with pytest.raises(ConchError, match="--seq-len 9999 is more than the model accepts: at most 64 tokens"):
         convert(plan(encoder, tmp_path, sequence_lengths=(9999,)), no_progress)
 
     assert list(tmp_path.iterdir()) == []
@@ -377,7 +377,7 @@ def test_force_is_recorded(encoder: Path, tmp_path: Path, spoil: Callable[..., N
 def test_no_variant_that_may_serve_is_an_error(encoder: Path, tmp_path: Path, spoil: Callable[..., None]) -> None:
     spoil("onnxruntime")
 
-    with pytest.raises(ConchError, match=r"no variant may serve .*onnxruntime-fp32: cosine_min .* --force"):
+    with pytest.raises(ConchError, match=r"no variant was accepted .*onnxruntime-fp32: cosine_min .* --force"):
         convert(plan(encoder, tmp_path, backends=("onnx",)), no_progress)
 
     assert list(tmp_path.iterdir()) == []
@@ -414,7 +414,7 @@ def test_three_rows_choose_no_quantised_variant(encoder: Path, tmp_path: Path) -
 
     assert [line for line in said if line.startswith("warning: only 3 samples are compared")]
     int8 = made.manifest.variants[2]
-    assert int8.reasons[-1] == "3 samples are too few to judge int8: 35 at least are needed"
+    assert int8.reasons[-1] == "3 samples are too few to judge int8: at least 35 are needed"
     assert (int8.usable, made.manifest.auto.endswith("fp32")) == (False, True)
     assert "**Warning:** only 3 samples are compared" in (made.folders[0] / "report.md").read_text()
 
@@ -441,7 +441,7 @@ def test_converted_model_is_not_converted_again(converted: ConvertedModel, tmp_p
 def test_images_are_refused(encoder: Path, tmp_path: Path) -> None:
     images = Path(shutil.copytree(encoder, tmp_path / "images"))
     (images / "preprocessor_config.json").write_text("{}")
-    with pytest.raises(ConchError, match="a network for images is not converted"):
+    with pytest.raises(ConchError, match="networks for images cannot be converted"):
         convert(replace(plan(images, tmp_path), task="image-classification"), no_progress)
 
 

@@ -77,7 +77,7 @@ def test_file_of_pairs_groups_the_passages_of_a_query(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.csv", b"title\nx\n", "needs a column one of text, sentence"),
-        ("a.jsonl", b'{"text": 1', "line 1: not one JSON value"),
+        ("a.jsonl", b'{"text": 1', "line 1: expected one JSON value"),
         ("a.jsonl", b"[1]", "line 1: neither an object nor a string"),
         ("a.txt", b"\xff\xfe", "is not UTF-8: byte 0"),
         ("a.txt", b"\n \n", "has no texts"),

@@ -29,8 +29,8 @@ def test_choice_from_figures_of_a_busy_machine_is_never_silent() -> None:
 
     assert chosen.auto == "openvino-fp32"
     assert chosen.warnings == (
-        "the machine was busy (other processes used 46% of the cores): 2 of 2 latencies are not reliable, and another "
-        "variant than 'openvino-fp32' may be the fastest; convert again when it is idle",
+        "the machine was busy (other processes used 46% of the cores): 2 of 2 latencies are not reliable, and a "
+        "variant other than 'openvino-fp32' may be the fastest; convert again when it is idle",
     )
     assert choose(manifest(busy=False), engines, force=False, advice="").warnings == ()
 
@@ -42,8 +42,8 @@ def test_a_speed_up_that_others_disturbed_is_no_reason() -> None:
         "'openvino-fp32' is 2.00x as fast as torch-fp32 over all shapes; next is 'torch-fp32' with 1.00x",
     )
     assert choose(manifest(busy=True), engines, force=False, advice="").choice == (
-        "'openvino-fp32' was the fastest over all shapes, but other processes used the machine: by how much is not"
-        " known",
+        "'openvino-fp32' was the fastest over all shapes, but other processes used the machine, so the factor "
+        "is unknown",
     )
 
 

@@ -59,7 +59,7 @@ def test_a_link_within_the_repository_is_a_copy(root: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "where"),
     [
-        ("/etc/hostname", "is a link to /etc/hostname, outside of the repository: put a copy in its place"),
+        ("/etc/hostname", "is a link to /etc/hostname, outside of the repository: replace it with a copy"),
         ("../../..", "outside of the repository"),
         ("..", "which contains it: remove it"),
         ("nowhere", "is a broken link"),

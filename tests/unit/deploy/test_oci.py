@@ -23,7 +23,7 @@ def test_a_repository_above_the_limit_is_refused() -> None:
 
 
 def test_a_name_that_makes_the_command_too_long_is_refused() -> None:
-    with pytest.raises(ConchError, match="OCI takes less than 2048: give the model a shorter name"):
+    with pytest.raises(ConchError, match="OCI accepts less than 2048: choose a shorter name for the model"):
         oci.plan(given("m" * 2000))
 
 

@@ -45,7 +45,7 @@ def test_a_folder_that_is_there_stays_the_same_folder(tmp_path: Path) -> None:
 def test_a_disk_without_room_is_reported_before_anything_is_written(tmp_path: Path, there: bool) -> None:
     if there:
         (tmp_path / "out").mkdir()
-    with pytest.raises(ConchError, match=r"out cannot be written: it needs .* and the disk has .* left"):
+    with pytest.raises(ConchError, match=r"out cannot be written: it needs .* but the disk has .* free"):
         with staged(tmp_path / "out", 10**18):
             pytest.fail("it was begun")
     assert [path.name for path in tmp_path.rglob("*")] == (["out"] if there else [])

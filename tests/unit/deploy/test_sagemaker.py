@@ -53,7 +53,7 @@ def test_the_environment_names_the_model_and_what_requests_are() -> None:
 def test_several_models_are_loaded_each_by_itself() -> None:
     with pytest.raises(ConchError, match="cannot serve the ensemble 'e': remove --multi-model"):
         sagemaker.plan(given("e", ensembles=("e",)), multi_model=True)
-    with pytest.raises(ConchError, match="several models supports only 'infer', and not 'generate'"):
+    with pytest.raises(ConchError, match="several models supports only 'infer', not 'generate'"):
         sagemaker.plan(given(endpoint="generate"), multi_model=True)
     container = sagemaker.create_model(given(), multi_model=True)["PrimaryContainer"]
     assert (container["Mode"], container["ModelDataUrl"]) == ("MultiModel", "s3://BUCKET/a-name/models/")

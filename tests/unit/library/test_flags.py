@@ -68,9 +68,9 @@ def test_wrong_option_is_refused(flags: dict[str, Any], message: str) -> None:
 
 
 def test_a_model_or_a_repository_is_given() -> None:
-    with pytest.raises(ConchError, match="give either the model 'a' or model_repository"):
+    with pytest.raises(ConchError, match="pass either the model 'a' or model_repository"):
         plan("a", "/b", {}, ports=False)
-    with pytest.raises(ConchError, match="give a model or model_repository="):
+    with pytest.raises(ConchError, match="pass a model, or model_repository="):
         conch.Server()
 
 

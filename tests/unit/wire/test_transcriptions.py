@@ -76,6 +76,6 @@ def test_model_that_reports_no_duration_gives_the_end_of_the_text(chunks: Any, d
 
 @pytest.mark.parametrize("chunks", [[{"text": "a"}], {"text": "a"}, [1], [{"text": "a", "start": "x", "end": 1}]])
 def test_chunks_in_another_form_fail(chunks: Any) -> None:
-    with pytest.raises(ConchError, match="no transcription") as failed:
+    with pytest.raises(ConchError, match="not a transcription") as failed:
         body("srt", chunks)
     assert failed.value.code is Code.INTERNAL

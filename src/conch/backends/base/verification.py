@@ -38,7 +38,7 @@ def greedy_difference(tokens: Sequence[int], expected_tokens: Sequence[int], log
             behind = float(row[expected] - row[token])
             if behind <= tie * max(float(row[row.isfinite()].abs().max()), 1e-6):
                 return ""
-            return f"token {position} is {token} and not {expected}, whose logit is greater by {behind:.3g}"
+            return f"token {position} is {token} instead of {expected}, whose logit is greater by {behind:.3g}"
     return ""
 
 

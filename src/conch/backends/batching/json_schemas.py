@@ -211,7 +211,7 @@ class _Rewriter:
                 if _count(keyword, value) == 1:
                     result[keyword] = 1
                 elif value > len(set(_names("required", node.get("required", [])))):
-                    raise invalid("keyword 'minProperties' above 1 needs as many names in 'required'")
+                    raise invalid("keyword 'minProperties' above 1 requires the same number of names in 'required'")
             case "maxProperties":
                 closed = node.get("additionalProperties") is False and not node.get("patternProperties")
                 most = _count(keyword, value)

@@ -108,7 +108,7 @@ def require_agreement(
                 raise _unlike(
                     engine,
                     source,
-                    f"after a prompt of {len(completion.prompt)} tokens, token {position} is {score.token} and not "
+                    f"after a prompt of {len(completion.prompt)} tokens, token {position} is {score.token} instead of "
                     f"{score.best}, whose log-probability is greater by {lead:.2f}",
                     others,
                 )
@@ -118,14 +118,14 @@ def require_agreement(
     result = f"{agreeing} of {len(differences)} tokens agree, log-probabilities differ by {mean:.4f} on average"
     if not mean <= mean_tolerance:
         raise _unlike(engine, source, result, others)
-    _logger.info("%s computes the weights of %s: %s", engine.name, source, result)
+    _logger.info("%s reproduces the outputs of %s: %s", engine.name, source, result)
     return result
 
 
 def _unlike(engine: GenerationEngine, source: Path, why: str, others: str) -> ConchError:
     return invalid(
-        f"engine '{engine.name}' does not compute the weights of {source}: {why}; set parameter 'engine' to {others}, "
-        "or 'verify_on_load' to false to serve it anyway"
+        f"engine '{engine.name}' does not reproduce the outputs of {source}: {why}; set parameter 'engine' to "
+        f"{others}, or 'verify_on_load' to false to serve it anyway"
     )
 
 

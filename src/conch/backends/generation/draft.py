@@ -38,7 +38,7 @@ def speculative_method(options: Options) -> str:
 def draft_spec(spec: EngineSpec, engine: str) -> EngineSpec:
     """Return the spec of the draft model of ``spec``, for the same engine and its files.
 
-    Raises INVALID_ARG for heads on the hidden states of the model, and for a folder that is no checkpoint.
+    Raises INVALID_ARG for heads on the hidden states of the model, and for a folder that is not a checkpoint.
     """
     assert spec.draft is not None
     options = Options.from_values({"model": str(spec.draft), "task": "text-generation", "engine": engine})
@@ -68,7 +68,8 @@ def draft_spec(spec: EngineSpec, engine: str) -> EngineSpec:
 def find_draft(checkpoint: Checkpoint, tokenizer: TextTokenizer | None) -> Path | None:
     """Return the draft model that a checkpoint's options name, None without one.
 
-    Raises INVALID_ARG for a path that is no model, or a model with other tokens than those of ``tokenizer``. Heads
+    Raises INVALID_ARG for a path that is not a model, and for a model whose tokens differ from those of
+        ``tokenizer``. Heads
     without a tokenizer are compared by the size of the vocabulary in config.json.
     """
     named = checkpoint.options.text("speculative_model")
@@ -83,7 +84,8 @@ def find_draft(checkpoint: Checkpoint, tokenizer: TextTokenizer | None) -> Path 
         difference = f"{theirs} tokens, and the model has {ours}" if ours and theirs and ours != theirs else ""
     if difference:
         raise invalid(
-            f"parameter 'speculative_model': the draft model {path} has another vocabulary than the model: {difference}"
+            f"parameter 'speculative_model': the vocabulary of the draft model {path} differs from the model's: "
+            f"{difference}"
         )
     return path
 

@@ -77,7 +77,7 @@ class LoraWeights:
 
     def wrong_size(self, layer: str) -> ConchError:
         """Return the error for matrices that do not fit a layer of the network."""
-        return invalid(f"LoRA adapter {self.path.parent}: the matrices of '{layer}' have another size")
+        return invalid(f"LoRA adapter {self.path.parent}: the matrices of '{layer}' have a different size")
 
 
 def _version(file: Path) -> tuple[int, ...]:

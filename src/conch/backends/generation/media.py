@@ -38,7 +38,7 @@ class MediaItem:
         return sum(int(array.nbytes) for array in self.arrays.values() if hasattr(array, "nbytes"))
 
     def words(self) -> list[int]:
-        """Return the words of the digest as negative numbers, which are no token ids."""
+        """Return the words of the digest as negative numbers, which cannot be token ids."""
         parts = (self.digest[start : start + _WORD] for start in range(0, len(self.digest), _WORD))
         return [-1 - (int.from_bytes(part, "little") >> 1) for part in parts]
 

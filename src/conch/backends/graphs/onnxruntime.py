@@ -252,7 +252,7 @@ PARAMETERS: Final = ParameterTable(
         Parameter("execution_mode", "`0`, `1`", "`0`", "run operators sequentially, or in parallel"),
         Parameter("enable_mem_arena", "`0`, `1`", "`1`", "keep freed memory for reuse"),
         Parameter("enable_mem_pattern", "`0`, `1`", "`1`", "plan memory by the shapes of earlier runs"),
-        Parameter(_SHRINKAGE, "as `cpu:0`", "none", "return memory to the system after each run"),
+        Parameter(_SHRINKAGE, "such as `cpu:0`", "none", "return memory to the system after each run"),
         *_CUDA_OPTIONS,
     ),
     prefix="session.",

@@ -83,7 +83,7 @@ class PreparedMedia(MediaProcessor):
 
     def check(self, prompt: Sequence[int], items: Sequence[MediaItem]) -> None:
         if items:
-            raise invalid("images and recordings have no token ids with this model: give the prompt as text", "image")
+            raise invalid("images and recordings have no token ids with this model: send the prompt as text", "image")
 
     def _item(self, kind: str, digest: bytes, content: Any) -> MediaItem:
         return self._preparer.prepare(kind, digest, content)

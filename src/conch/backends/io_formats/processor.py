@@ -70,7 +70,7 @@ class MediaProcessor:
         if "audio" in self.marks:
             extras.require("prompts with sound", "soundfile", "scipy.signal")
             self._rate = int(self.processor.feature_extractor.sampling_rate)
-        #: Whether the tokens of a prompt that is no conversation begin with a special token.
+        #: Whether the tokens of a prompt that is not a conversation begin with a special token.
         self.special_tokens = getattr(self.processor.tokenizer, "add_bos_token", True) is not False
         self._open_cache(checkpoint.options)
         self.spec = self._spec(checkpoint)

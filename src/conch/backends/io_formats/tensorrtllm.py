@@ -156,7 +156,7 @@ class TokenInterface:
         )
         request_rows = [self._row(rows, row, options) for row in range(rows.count)]
         if options.together and len({row.samples * row.sampling.n for row in request_rows}) > 1:
-            raise invalid("the rows of a request must have as many sequences each, unless the model is decoupled")
+            raise invalid("the rows of a request must have the same number of sequences, unless the model is decoupled")
         return TokenResponseBuilder(request_rows, options)
 
     def _row(self, rows: _Rows, number: int, options: TokenOutputOptions) -> RequestRow:
@@ -362,7 +362,7 @@ def _arguments(options: Options) -> dict[str, Any]:
 
 
 def checkpoint_path(text: str, version_directory: Path) -> str:
-    """Return the checkpoint for a path to a compiled engine, or ``text`` unchanged if it is no compiled engine.
+    """Return the checkpoint for a path to a compiled engine, or ``text`` unchanged for any other path.
 
     If the subfolders of a compiled engine contain exactly one checkpoint, that is its source; otherwise INVALID_ARG is
     raised.

@@ -760,7 +760,7 @@ class TextBackend(GenerationBackend):
         try:
             return MediaProcessor(checkpoint) if preparer is None else PreparedMedia(checkpoint, preparer), ""
         except ConchError as error:
-            self.warn_of(f"it reads texts alone: {error.message}")
+            self.warn_of(f"it reads only text: {error.message}")
             return None, error.message
 
     def load(self, instance: Mapping[str, Any]) -> None:

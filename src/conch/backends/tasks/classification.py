@@ -72,7 +72,8 @@ def checked_top_k(value: Any, maximum: int) -> int:
 def mislabelled(score_count: int, named: int) -> ConchError:
     """Return the error for a network whose number of scores differs from the checkpoint's number of labels."""
     return invalid(
-        f"the network gives {score_count} scores but the checkpoint has {named} labels: correct id2label in config.json"
+        f"the network returns {score_count} scores, but the checkpoint has {named} labels: correct id2label in "
+        "config.json"
     )
 
 

@@ -327,7 +327,7 @@ class SpeechRecognition(Task):
             recording.outputs[index] = output
 
     def _follow(self, recording: _Recording) -> AbstractContextManager[None]:
-        """Follow the windows of a recording that is transcribed alone, as far as its client wants to know of them."""
+        """Follow the windows of a recording that is transcribed alone, if its client requested previews or scores."""
         preview = recording.request.preview if self._windows(recording) and recording.request.rows == 1 else None
         if preview is None and not recording.scores:
             return nullcontext()

@@ -76,7 +76,7 @@ class TaskParameters:
                 pairs = ", ".join(f"{source} to {target}" for source, target in self._pairs) or "none"
                 raise invalid(
                     f"inputs 'src_lang' and 'tgt_lang' are '{source or ''}' and '{target or ''}'; "
-                    f"the pairs that this model names are: {pairs}"
+                    f"the pairs that this model supports are: {pairs}"
                 )
             parameters = self._pairs[known[0]]
         generation = {name: value for name, value in parameters.items() if name not in _NOT_GENERATION}

@@ -97,7 +97,9 @@ class TokenDocuments(NamedTuple):
         """
         fast = self.tokenizer.fast
         if fast is None:
-            raise unsupported("the model's tokenizer is written in Python and does not give the places of its tokens")
+            raise unsupported(
+                "the model's tokenizer is written in Python and does not return the positions of its tokens"
+            )
         try:
             encodings = fast.encode_batch(texts, add_special_tokens=special)
         except BaseException as error:

@@ -122,7 +122,7 @@ def check_messages(messages: Any) -> None:
     """Raise INVALID_ARG unless ``messages`` is a non-empty list of objects with a role, whose parts are objects."""
     if not isinstance(messages, list) or not messages:
         raise invalid(
-            'messages must be a list with one message at least, such as [{"role": "user", "content": "Hello"}]'
+            'messages must be a list with at least one message, such as [{"role": "user", "content": "Hello"}]'
         )
     for index, message in enumerate(messages):
         if not isinstance(message, dict):

@@ -73,7 +73,7 @@ def charge(characters: float) -> None:
     """Charge for a text before it is created. Raises :class:`TooMuch` if it exceeds a limit."""
     _rendering.left -= characters  # type: ignore[assignment]
     if characters > MAX_TEXT or _rendering.left < 0:
-        raise TooMuch(f"it makes texts of more than {MAX_TEXT} characters, or {MAX_ALL_TEXT} in all")
+        raise TooMuch(f"it creates texts of more than {MAX_TEXT} characters, or {MAX_ALL_TEXT} in total")
     tick()
 
 

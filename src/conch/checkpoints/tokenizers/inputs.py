@@ -80,7 +80,7 @@ class InputEncoder:
             if not 0 < tokens.length <= limit:
                 row = index // per_row
                 if not tokens.length:
-                    raise invalid(f"{first} gives no token in row {row}; the model needs one")
+                    raise invalid(f"{first} has no tokens in row {row}; the model needs at least one")
                 if self.refuse:
                     raise self._too_long(first, row, tokens.length)
                 if pairs is not None and len(tokens.ids) > limit:
@@ -101,7 +101,7 @@ class InputEncoder:
             ids = self.tokenizer.encode(text, special_tokens=False)
             length = len(ids)
             if not length:
-                raise invalid(f"the texts of row {row} give no token; the model needs one")
+                raise invalid(f"the texts of row {row} have no tokens; the model needs at least one")
             if length > self.max_length:
                 if self.refuse:
                     raise self._too_long("the text of a pair", row, length)
@@ -156,7 +156,7 @@ def read_truncation(parameters: Mapping[str, Any]) -> tuple[str | None, int | No
     if truncation not in (None, "left", "right", REFUSE):
         raise invalid(f"parameter '{TRUNCATION}' is '{truncation}'; it must be left, right or {REFUSE}")
     if length is not None and (type(length) is not int or length < 1):
-        raise invalid(f"parameter '{MAX_LENGTH}' is '{length}'; it must be a whole number of 1 or more")
+        raise invalid(f"parameter '{MAX_LENGTH}' is '{length}'; it must be a whole number of at least 1")
     return truncation, length
 
 
@@ -164,7 +164,7 @@ def too_short_error(length: int, special: int, *, pair: bool = False) -> ConchEr
     """Return the error for a maximum ``length`` that leaves no room for tokens other than ``special`` special ones."""
     return invalid(
         f"max_length is {length}, and the tokenizer puts {special} special tokens around "
-        f"{'a pair of texts' if pair else 'a text'}: set parameter 'max_length' to {special + 1 + pair} at least"
+        f"{'a pair of texts' if pair else 'a text'}: set parameter 'max_length' to at least {special + 1 + pair}"
     )
 
 

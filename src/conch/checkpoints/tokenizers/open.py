@@ -267,7 +267,7 @@ def _unigram(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str]) ->
 
 
 def _scores(file: GgufFile, tokens: Sequence[str]) -> list[float]:
-    """Return the scores of all tokens. Raises INVALID_ARG if there are others, or some are no numbers."""
+    """Return the scores of all tokens. Raises INVALID_ARG for other tokens, and for scores that are not numbers."""
     scores = file.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise invalid(f"{file.path}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")

@@ -172,7 +172,7 @@ def query_embedders(client: DemoClient, console: Console) -> None:
 
     for model, values in cosines.items():
         if values.index(max(values)) != CLOSEST:
-            raise internal(f"{model} finds the wrong sentence closest: {values}")
+            raise internal(f"{model} ranks the wrong sentence first: {values}")
     first, other = (embeddings[model] for model in EMBEDDERS)
     differences = [abs(a - b) for x, y in zip(first, other, strict=True) for a, b in zip(x, y, strict=True)]
     if not all(difference <= TOLERANCE for difference in differences):  # NaN is an error too

@@ -152,11 +152,11 @@ def reasons(precision: str, figures: CausalAgreement) -> tuple[str, ...]:
         )
     if not figures.top_1 >= tolerance.top_1:
         missed.append(
-            f"the likeliest next token being the same in {figures.top_1:.1%} of places is below {tolerance.top_1:.0%}"
+            f"the most likely next token is the same at {figures.top_1:.1%} of positions, below {tolerance.top_1:.0%}"
         )
     if not figures.greedy.prefix >= tolerance.prefix:
         missed.append(
-            f"{figures.greedy.prefix:.1%} of the greedy continuations being the same is below {tolerance.prefix:.0%}"
+            f"{figures.greedy.prefix:.1%} of the greedy continuations is the same, below {tolerance.prefix:.0%}"
         )
     return tuple(missed)
 

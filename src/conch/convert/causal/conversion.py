@@ -343,7 +343,7 @@ def shapes(plan: Plan, context: int) -> list[Shape]:
     for length in plan.sequence_lengths:
         if length > max_length:
             raise invalid(
-                f"--seq-len {length} is more than the model takes: at most {max_length} tokens, and one to write"
+                f"--seq-len {length} is more than the model accepts: at most {max_length} tokens, and one to write"
             )
     lengths = plan.sequence_lengths or [min(length, max_length) for length in PROMPT_LENGTHS]
     batches = {Shape(batch, 1) for batch in plan.batch_sizes or BATCH_SIZES}

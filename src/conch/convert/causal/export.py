@@ -36,7 +36,7 @@ def load(checkpoint: Checkpoint) -> CausalNetwork:
     Raises INVALID_ARG if it cannot be loaded, UNSUPPORTED if it cannot be exported.
     """
     if checkpoint.gguf is not None:
-        raise not_convertible("a GGUF file has quantised weights already")
+        raise not_convertible("the weights of a GGUF file are already quantised")
     try:
         module = load_pretrained(checkpoint, "AutoModelForCausalLM", attention="sdpa", outputs=("logits",))
     except ConchError as error:
@@ -63,7 +63,7 @@ def paged_cache_problem(config: Any) -> str:
     if others:
         return f"it has layers of kind {', '.join(sorted(others))}, which OpenVINO's KV cache does not hold"
     if getattr(config, "alibi", False):
-        return "it tells positions by ALiBi, to which OpenVINO's KV cache gives another weight"
+        return "it encodes positions with ALiBi, which OpenVINO's KV cache weights differently"
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type", "")) if isinstance(rope, dict) else ""
     if kind in _LENGTH_DEPENDENT:
@@ -117,7 +117,7 @@ class CausalNetwork:
             shapes = []
         if not shapes:
             raise not_convertible(
-                f"a '{self.module.config.model_type}' keeps other things than keys and values of its tokens"
+                f"a '{self.module.config.model_type}' caches more than the keys and values of its tokens"
             )
 
     def logits(self, ids: Array, starts: Sequence[int] = ()) -> Array:
@@ -258,7 +258,7 @@ def verify_windows(model: Any, config: Any) -> None:
         if node.get_type_name() == "PagedAttentionExtension"
     )
     if windows != expected:
-        raise internal(f"OpenVINO's KV cache keeps windows {_layers(windows)} and not {_layers(expected)}")
+        raise internal(f"OpenVINO's KV cache has windows {_layers(windows)} instead of {_layers(expected)}")
 
 
 def _layers(windows: Counter[int]) -> str:
@@ -382,7 +382,7 @@ def name_ports(model: Any, inputs: Mapping[str, Sequence[int]], outputs: Sequenc
     import openvino
 
     if len(model.inputs) != len(inputs):
-        raise internal(f"the traced graph takes {len(model.inputs)} inputs and not {len(inputs)}: it ignores some")
+        raise internal(f"the traced graph has {len(model.inputs)} inputs instead of {len(inputs)}: it ignores some")
     for port, (name, shape) in zip(model.inputs, inputs.items(), strict=True):
         port.get_tensor().set_names({name})
         port.get_node().set_friendly_name(name)

@@ -311,7 +311,8 @@ class NetworkConversion(EncoderConversion[NetworkEngine]):
         super().__init__(plan, checkpoint, folder, progress)
         if checkpoint.task == "image-classification":
             raise unsupported(
-                "variants are compared on texts, so a network for images is not converted: serve it directly"
+                "variants are compared on texts, so networks for images cannot be converted: serve the checkpoint "
+                "itself"
             )
         self.head = head_of(checkpoint)
         self.engines, self.precisions = plan.engines, plan.precisions

@@ -302,7 +302,7 @@ def half(optimised: Path, target: Path) -> None:
     from onnxruntime.transformers.onnx_model import OnnxModel
 
     if not on_gpu():
-        raise unsupported("fp16 is for GPUs and this onnxruntime has none: pip install onnxruntime-gpu")
+        raise unsupported("fp16 requires a GPU, which this onnxruntime does not support: pip install onnxruntime-gpu")
     with silence_libraries():
         model = OnnxModel(onnx.load(optimised))
         model.convert_float_to_float16(keep_io_types=True)

@@ -288,7 +288,7 @@ def compare(actual: Mapping[str, Array], expected: Mapping[str, Array], arrays: 
     for name, reference in expected.items():
         value = actual[name]
         if value.shape != reference.shape:
-            raise internal(f"{name} has shape {list(value.shape)} and not {list(reference.shape)} for input {size}")
+            raise internal(f"{name} has shape {list(value.shape)} instead of {list(reference.shape)} for input {size}")
         if mask is not None and reference.shape[:2] == mask.shape:
             value, reference = value[mask == 1], reference[mask == 1]
         difference = float(np.abs(value - reference).max())

@@ -203,11 +203,11 @@ class EmbeddingConversion(TaskConversion[Embedding]):
         shapes = {tuple((name, array.shape) for name, array in image.arrays.items()) for image in self._images}
         if len(shapes) > 1 or {name for shape in shapes for name, _ in shape} != {PIXELS}:
             raise unsupported(
-                f"'{self.checkpoint.source}' is not converted, as its images keep their proportions, and a graph needs "
-                "images of one size: serve the checkpoint itself"
+                f"'{self.checkpoint.source}' cannot be converted, because its images keep their proportions and a "
+                "graph needs images of one size: serve the checkpoint itself"
             )
         if self.plan.data is None:
-            self.warn(["the built-in images are drawings: give images of your own with --data"])
+            self.warn(["the built-in images are drawings: provide your own images with --data"])
         self.warn(["latencies are of a batch of texts and as many images"])
 
     @property

@@ -159,7 +159,7 @@ def planned(backends: Sequence[str], precisions: Sequence[str]) -> list[tuple[st
             raise invalid(f"precision '{precision}' is unknown: choose from {', '.join(sorted(known))}")
         if not any(precision in PRECISIONS[engine] for engine in engines):
             makers = [engine for engine in PRECISIONS if precision in PRECISIONS[engine]]
-            raise invalid(f"no chosen backend makes {precision}: add one of {', '.join(makers)}")
+            raise invalid(f"no chosen backend supports {precision}: add one of {', '.join(makers)}")
     variants = []
     for engine in engines:
         variants.append((engine, "fp32"))
@@ -220,7 +220,7 @@ class VariantBuilder:
             import torch
 
             if not torch.cuda.is_available():
-                raise unsupported("fp16 with torch is for GPUs and there is none: use bf16 on a CPU")
+                raise unsupported("fp16 with torch requires a GPU, and there is none: use bf16 on a CPU")
 
     def _onnxruntime(self, precision: str) -> Path:
         """Write a graph for ONNX Runtime."""
@@ -260,7 +260,7 @@ class VariantBuilder:
         import onnxruntime
 
         if "TensorrtExecutionProvider" not in onnxruntime.get_available_providers():
-            raise unsupported("this ONNX Runtime has no TensorRT: pip install onnxruntime-gpu tensorrt")
+            raise unsupported("this ONNX Runtime does not include TensorRT: pip install onnxruntime-gpu tensorrt")
         return self._once(self._unfused)
 
     def _once(self, step: Callable[[], Path]) -> Path:
@@ -298,7 +298,7 @@ class VariantBuilder:
         self.progress("fusing operators for ONNX Runtime")
         problem = optimise(exported, self.network, target)
         if problem:
-            self.progress(f"the plain graph is kept, fusing failed: {problem}")
+            self.progress(f"the graph is not fused: {problem}")
         return target
 
     def _intermediate(self) -> Path:

@@ -75,8 +75,7 @@ def tradeoff_chart(manifest: Manifest) -> Chart | None:
         joined=False,
         alt="; ".join(f"{line.name}: {line.dots[0].x:.2f}x, {line.dots[0].y:.2g}" for line in series),
         caption=f"Faster variants are to the right, and those closer to PyTorch's results are lower. Less "
-        f"than {LEAST:f} is rounding, "
-        "and drawn as that.",
+        f"than {LEAST:f} is rounding, and is drawn at {LEAST:f}.",
     )
 
 
@@ -106,8 +105,8 @@ def speed_map(manifest: Manifest) -> Chart | None:
         _map_spec(rows, [title(variant) for variant in manifest.variants if variant.latency],
                   [_short(notation.heading(shape)) for shape in shapes(manifest)]),
         "; ".join(f"{row['variant']} at {row['shape']}: {row['text']}" for row in rows),
-        "The bluer, the more times as fast as PyTorch at the same shape; orange is slower. A frame marks the fastest "
-        "that may serve.",
+        "Blue variants are faster than PyTorch at the same shape, orange ones are slower. A frame marks the fastest "
+        "accepted variant.",
     )  # fmt: skip
 
 
@@ -130,7 +129,7 @@ def differences_chart(manifest: Manifest) -> Chart | None:
         series,
         Axis(measure, logarithmic=True),
         alt="; ".join(f"{line.name}: at most {line.dots[-1].y:.2g}" for line in series),
-        caption=f"At p90, nine of ten are at least as close as that. Less than {LEAST:f} is drawn as that.",
+        caption=f"Nine of ten differences are below the value at p90. Less than {LEAST:f} is drawn at {LEAST:f}.",
     )
 
 
@@ -191,7 +190,7 @@ def _measure_of(manifest: Manifest) -> str:
         return "share of words that differ from PyTorch's transcripts"
     if any(_cosine(variant) is not None for variant in manifest.variants):
         return "1 − smallest cosine of an output"
-    return "what is missing of the task's metric"
+    return "loss of the task's metric"
 
 
 def _apart(variant: Variant) -> float | None:
@@ -284,7 +283,11 @@ def _lead(manifest: Manifest) -> str:
     if manifest.by_shape is not None:
         other = title(manifest.variant(manifest.by_shape.variant))
         beside = f", together with {other} for the shapes where that is faster"
-    why = "it was refused, and serves by --force" if auto.forced else "the fastest that agrees with the checkpoint"
+    why = (
+        "it was refused, but serves because of --force"
+        if auto.forced
+        else "the fastest that agrees with the checkpoint"
+    )
     if is_disturbed(manifest):
         why += "; other processes used the machine, so its speed is not reliable"
     return f"{title(auto)} serves {manifest.task}{beside}: {why}."
@@ -334,11 +337,11 @@ def _by_shape(manifest: Manifest) -> Iterator[Block]:
     share = companion.agreement.get("argmax")
     same = f"at least {closeness:.4f}" if closeness is not None else NONE
     yield Paragraph(
-        f"Two variants are held, and each run goes to the one that is expected to be faster for its batch size and "
-        f"length: {companion.overall:.2f} times as fast as one alone. Together they take "
-        f"{bytes_of(companion.memory_bytes)} of memory. A text may so be answered by either, depending on its batch: "
-        f"the cosine of two such answers is {same}"
-        + (f", and the share of equal labels {share:.4f}." if share is not None else ".")
+        f"The model keeps two variants in memory. Each run uses the one that is expected to be faster for its batch "
+        f"size and length, which is {companion.overall:.2f} times as fast as one variant alone. Together they use "
+        f"{bytes_of(companion.memory_bytes)} of memory. The variant for a text depends on its batch: the cosine "
+        f"between the results of both is {same}"
+        + (f", and the share of equal labels is {share:.4f}." if share is not None else ".")
     )
     yield Table(
         "Choice of the variant by shape",
@@ -372,9 +375,11 @@ def _worst_table(title: str, contrasts: Contrasts) -> Table:
     writes = "token" in contrasts.measure
     same = "cosine" in contrasts.measure
     what = (
-        "the continuations that go another way soonest" if writes else f"the texts with the largest {contrasts.measure}"
+        "the continuations with the earliest differences"
+        if writes
+        else f"the texts with the largest {contrasts.measure}"
     )
-    headings = [Column("prompt" if writes else "text"), Column("PyTorch says"), Column(f"{title} says")]
+    headings = [Column("prompt" if writes else "text"), Column("PyTorch"), Column(title)]
     headings += [Column("cosine", True)] if cosines else []
     headings += [] if same else [Column("share that differs" if writes else "difference", True)]
     rows = [
@@ -394,10 +399,10 @@ def _refused(manifest: Manifest) -> Iterator[Block]:
         yield Paragraph("None: all requested variants agree with the checkpoint.")
         return
     rows = [
-        Row([title(variant), "; ".join(variant.reasons), "yes, by --force" if variant.forced else "no"], "bad")
+        Row([title(variant), "; ".join(variant.reasons), "with --force" if variant.forced else "no"], "bad")
         for variant in refused
     ]
-    yield Table("Variants that do not serve", [Column("variant"), Column("why"), Column("may serve")], rows)
+    yield Table("Variants that do not serve", [Column("variant"), Column("why"), Column("accepted")], rows)
 
 
 def _machine(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -33,10 +33,10 @@ _ENGINES: Final = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino"
 #: The figures of batch invariance in a variant's agreement.
 NEIGHBOURS: Final = "neighbours"
 _SIZES: Final = (
-    "Speed-up is the geometric mean over the shapes, against PyTorch in fp32; behind it half the distance of the "
-    "quartiles, as a share of the median, where that is largest; busy: other processes used more than a tenth of the "
-    "cores, other guests of the host more than 2 %, or the quota of the control group was used up. Disk is the "
-    "variant's weights, memory what is resident of a process that runs it alone. "
+    "Speed-up is the geometric mean over the shapes, against PyTorch in fp32. The percentage after it is the largest "
+    "spread: half the interquartile range, relative to the median. 'busy' means that other processes used more than a "
+    "tenth of the cores, other guests of the host more than 2 %, or the quota of the control group was used up. Disk "
+    "is the size of the variant's weights, memory the resident memory of a process that runs only the variant. "
 )
 #: The minimum number of runs for quartiles.
 _MIN_RUNS: Final = 4
@@ -52,8 +52,8 @@ class EncoderNotation:
         "Latency is the median of one run at batch x tokens. "
         + _SIZES
         + "Agreement is the smallest cosine of each output with PyTorch's, and the task's metric with "
-        "its 95 % interval. In a batch: the smallest cosine of a row's answer alone with its answer among other rows, "
-        "or the share of rows whose answer is the same."
+        "its 95 % interval. 'In a batch' is the smallest cosine between the result for a row alone and its result in "
+        "a batch, or the share of rows with the same result."
     )
 
     def heading(self, shape: Shape) -> str:
@@ -96,15 +96,15 @@ class EncoderNotation:
 class LanguageModelNotation(EncoderNotation):
     """Formats figures of language models: tokens per second, perplexity, next tokens and continuations."""
 
-    unit = "tokens a second"
+    unit = "tokens per second"
     speeds_heading = "speed"
     legend = (
-        "Writing is decoding with so many sequences in one batch, reading is a prompt of so many tokens; both in "
-        "tokens a second, by the median of single runs. "
+        "'write xN' is decoding with N sequences in one batch, 'read N' is processing a prompt of N tokens; both in "
+        "tokens per second, from the median of single runs. "
         + _SIZES
-        + "Perplexity is on the compared texts, with its difference from PyTorch's and the 95 % "
-        "interval of that; next token is the share of places in them at which both find the same one likeliest; greedy "
-        "is how much of continuations without sampling is the same before the first difference."
+        + "Perplexity is measured on the compared texts, with its difference from PyTorch's and the 95 % interval of "
+        "the difference. 'next token' is the share of positions at which both models consider the same token most "
+        "likely. 'greedy' is the share of continuations without sampling before the first difference."
     )
 
     def heading(self, shape: Shape) -> str:
@@ -144,10 +144,10 @@ class SpeechNotation(EncoderNotation):
     unit = "median ms for windows"
     speeds_heading = "windows x tokens"
     legend = (
-        "Latency is the median time for so many windows of sound in one batch, with so many tokens written for each. "
+        "Latency is the median time for windows x tokens: windows of sound in one batch, and tokens written for each. "
         + _SIZES
-        + "Word error rate is against the spoken texts, with its difference from PyTorch's and the 95 % interval of "
-        "that; changed is the word error rate against PyTorch's transcripts."
+        + "Word error rate compares with the spoken texts; its difference from PyTorch's has a 95 % interval. "
+        "'changed' is the word error rate compared with PyTorch's transcripts."
     )
 
     def agreement(self, figures: Mapping[str, Mapping[str, Any]]) -> str:

@@ -97,7 +97,7 @@ class SpeechConversion(Conversion[Any, list[str]]):
         seconds = sum(map(len, self.recordings.samples)) / rate
         self.compared_on = f"{self.sample_count} recordings ({seconds:.0f} s)"
         if plan.data is None:
-            self.warn(["the built-in recordings are synthetic speech: give recordings of your own with --data"])
+            self.warn(["the built-in recordings are synthetic speech: provide your own recordings with --data"])
 
     def _check(self) -> None:
         if self.plan.layout == "triton":
@@ -179,7 +179,7 @@ class SpeechConversion(Conversion[Any, list[str]]):
         figures = agreement.compare(self.recordings.texts, reference, transcripts)
         missed = agreement.reasons(precision, figures)
         if precision != "fp32" and figures.words < MIN_WORDS:
-            missed += (f"{figures.words} words are too few to judge {precision}: {MIN_WORDS} at least are needed",)
+            missed += (f"{figures.words} words are too few to judge {precision}: at least {MIN_WORDS} are needed",)
         return figures.to_json(), missed
 
     def contrast(self, reference: list[str], transcripts: list[str]) -> Contrasts:

@@ -191,7 +191,7 @@ def load(checkpoint: Checkpoint) -> Any:
 
     if checkpoint.config.get("model_type") != "whisper":
         raise unsupported(
-            f"of models that transcribe, Whisper is converted, and '{checkpoint.source}' is "
+            f"of the models that transcribe, only Whisper can be converted; '{checkpoint.source}' is "
             f"'{checkpoint.config.get('model_type', '')}': serve the checkpoint directly"
         )
     return load_pipeline("automatic-speech-recognition", checkpoint, "cpu")

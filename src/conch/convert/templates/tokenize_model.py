@@ -36,7 +36,7 @@ class TritonPythonModel:
         try:
             columns = [self.texts(request, name) for name in self.inputs]
             if any(len(column) != len(columns[0]) for column in columns):
-                raise ValueError(f"{' and '.join(self.inputs)} must have as many texts each")
+                raise ValueError(f"{' and '.join(self.inputs)} must have the same number of texts")
         except ValueError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
         arrays = self.tokenize(*columns)

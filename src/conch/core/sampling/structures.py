@@ -94,20 +94,20 @@ def structure_of(kind: str, content: Any, name: str) -> Structure:
     if kind == "json":
         schema = json_of(name, content)
         if not isinstance(schema, dict | bool):
-            raise invalid(f"'{name}' must hold a JSON schema, which is an object")
+            raise invalid(f"'{name}' must be a JSON schema, which is an object")
         _check_schema(schema, name)
         return _bounded(Structure(kind, json.dumps(schema)), name)
     if kind == "choice":
         texts = json_of(name, content)
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-            raise invalid(f"'{name}' must hold a list of texts to choose from")
+            raise invalid(f"'{name}' must be a list of texts to choose from")
         if len(texts) > MAX_CHOICES:
             raise invalid(f"'{name}' has {len(texts)} texts to choose from; at most {MAX_CHOICES} are allowed")
         for text in texts:
             _check_unicode(text, name)
         return _bounded(Structure(kind, json.dumps(texts)), name)
     if not isinstance(content, str) or not content:
-        raise invalid(f"'{name}' must hold a {'regular expression' if kind == 'regex' else kind}, which is a text")
+        raise invalid(f"'{name}' must be a text with a {'regular expression' if kind == 'regex' else kind}")
     _check_unicode(content, name)
     if _nesting(content) > MAX_DEPTH:
         raise invalid(f"'{name}' has a {kind} that is nested deeper than {MAX_DEPTH} levels")

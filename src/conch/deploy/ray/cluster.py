@@ -154,7 +154,7 @@ def connected(address: str, *, start: bool = True) -> Iterator[bool]:
         check_address(address)
     starts = address == "local"
     if starts and not start:
-        raise invalid("the address 'local' starts a cluster, but this command needs a running one: give its HOST:PORT")
+        raise invalid("the address 'local' starts a cluster, but this command needs a running one: pass its HOST:PORT")
     try:
         if not starts:
             ray.init(address=address or "auto", **quiet)
@@ -177,7 +177,7 @@ def check_address(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         raise invalid(
-            f"'{address}' is not the address of a Ray cluster: give HOST:PORT, as 'ray start --head' shows it"
+            f"'{address}' is not the address of a Ray cluster: pass the HOST:PORT that 'ray start --head' prints"
         )
     check_listens(host, int(port), _CONNECT_SECONDS, f"no Ray cluster responds at {address}")
 

@@ -87,7 +87,7 @@ def _check_names(names: Sequence[str]) -> None:
         if not name.isascii():  # Ray Serve's controller fails permanently
             raise invalid(
                 f"'{name}' cannot be a Ray Serve deployment: its name must be ASCII, so rename the model, "
-                "or give --max-models-per-replica"
+                "or set --max-models-per-replica"
             )
         if name in (REGISTRY, INGRESS):
             raise invalid(f"'{name}' cannot be a Ray Serve deployment: conch uses this name, so rename the model")

@@ -76,7 +76,7 @@ async def decode_large(offloader: Offloader, data: Buffer, encoding: str, limit:
 
 
 def _decode(data: Buffer) -> DecodedInfer | None:
-    """Decode a message; None if its tensors, or its many fields, take too long to read here."""
+    """Decode a message; None if its tensors or fields would take too long to read on the event loop."""
     try:
         if len(data) <= _WHOLE:
             return DecodedInfer(_PARSE(bytes(data)), None, len(data))

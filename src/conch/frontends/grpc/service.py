@@ -88,7 +88,7 @@ class HealthWatchers:
         return int(_SERVING.SERVING if self._server.ready else _SERVING.NOT_SERVING)
 
     def add(self, call: WatchCall) -> None:
-        """Notify a call of changes from now on."""
+        """Subscribe a call to changes of the health."""
         self._calls.add(call)
         if self._timer is None:
             self._timer = self._loop.call_later(_PERIOD, self._check)

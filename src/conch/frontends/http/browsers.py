@@ -50,7 +50,7 @@ class BrowserRules:
         host = headers.get(b"host", b"")
         if self._checks_host and host not in self._good_hosts and not self._may_be_named(host):
             return _refused(
-                f"the host '{_shown(host)}' is none of this server's, which listens on this machine alone;"
+                f"the host '{_shown(host)}' does not belong to this server, which listens only on this machine;"
                 " allow it with --http-allowed-host"
             )
         if method in _HARMLESS or self._everything or self._is_allowed(headers.get(b"origin")):

@@ -71,7 +71,7 @@ class MediaFetcher:
         def fetch(urls: list[str]) -> list[bytes]:
             missing = [url for url in dict.fromkeys(urls) if url not in files]
             if len(urls) > MAX_FILES:
-                raise ApiError(f"the request has {len(urls)} addresses of files; at most {MAX_FILES} are fetched")
+                raise ApiError(f"the request has {len(urls)} URLs of files; at most {MAX_FILES} are fetched")
             if missing:
                 raise EntryNeeded(asyncio.get_running_loop().create_task(self._keep(files, missing, hold)))
             return [files[url] for url in urls]

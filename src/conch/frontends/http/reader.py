@@ -68,7 +68,7 @@ class RequestReceiver(ExchangeOwner, Protocol):
         """Whether no response is due."""
 
     def on_request(self, exchange: HttpExchange) -> None:
-        """Handle a request that has arrived, or a refusal that is due; nothing follows a request that closes it."""
+        """Handle a received request, or one to refuse; called for no request after one that closes the connection."""
 
     def on_reader_changed(self) -> None:
         """Check :attr:`RequestReader.full`; called when it may have changed."""
@@ -186,7 +186,7 @@ class RequestReader:
         exchange = self._exchange
         assert exchange is not None
         if exchange.method == b"CONNECT":
-            self.refuse(400, invalid("this server is no proxy"))
+            self.refuse(400, invalid("this server is not a proxy"))
             return
         head = [b"%b %b HTTP/1.1" % (exchange.method, self._target)]
         head += [b"%b: %b" % header for header in self._headers.items() if header[0] not in (b"upgrade", b"connection")]
@@ -237,7 +237,7 @@ class RequestReader:
         keep_alive = self._parser.should_keep_alive()
         # The parser also accepts HTTP 0.9 and 2.0, and closes the connection after them.
         if not keep_alive and (version := self._parser.get_http_version()) not in _VERSIONS:
-            raise _Refused(505, f"HTTP {version} is not served here: send HTTP/1.1")
+            raise _Refused(505, f"HTTP {version} is not supported: use HTTP/1.1")
         self._exchange = exchange = HttpExchange(receiver, self._parser.get_method(), path, headers, keep_alive)
         exchange.query = query.decode("latin-1")
         if self._names is not None:
@@ -249,7 +249,7 @@ class RequestReader:
                 exchange.refusal = (Admission.refusal(), 503)
         coding = headers.get(b"transfer-encoding")
         if coding is not None and coding.strip().lower() != b"chunked":
-            raise _Refused(501, "no transfer coding is supported but chunked")
+            raise _Refused(501, "the only supported transfer coding is chunked")
         length = headers.get(b"content-length")
         self._length = size = int(length) if length is not None else 0
         expects = b"expect" in headers and headers[b"expect"].lower() == b"100-continue"

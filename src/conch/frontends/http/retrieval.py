@@ -121,5 +121,5 @@ class Retrieval:
             raise unavailable("the server is not ready: models are being loaded")
         if not names:
             wanted = " or ".join(kind.value for kind in accepted)
-            raise ApiError(f"this server has no model that {wanted}", "model", code=Code.UNSUPPORTED)
+            raise ApiError(f"no model of this server {wanted}", "model", code=Code.UNSUPPORTED)
         return self._server.model(names[0])

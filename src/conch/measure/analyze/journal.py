@@ -130,7 +130,7 @@ class Journal:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise unavailable(f"{self.path} is in use by another analysis: give another folder (-s)") from None
+                raise unavailable(f"{self.path} is in use by another analysis: choose another folder (-s)") from None
 
     def _read(self) -> None:
         content = self.path.read_bytes()
@@ -150,7 +150,7 @@ class Journal:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise invalid(
                     f"{self.path}, line {number}, is not a journal of this version of conch ({error}):"
-                    " remove it, or give another folder (-s)"
+                    " remove it, or choose another folder (-s)"
                 ) from None
         self.changes = tuple(_changes(before, self._conditions)) if before else ()
 

@@ -75,7 +75,7 @@ def load(folder: Path) -> tuple[Circumstances, list[SearchOutcome]]:
     try:
         document = read_json(path)
     except FileNotFoundError:
-        raise not_found(f"{path} does not exist: run 'conch analyze profile' first, or give its folder (-e)") from None
+        raise not_found(f"{path} does not exist: run 'conch analyze profile' first, or set -e to its folder") from None
     except (OSError, ValueError) as error:
         raise invalid(f"{path} cannot be read: {error}") from None
     try:

@@ -43,7 +43,7 @@ class ServerGone(ConchError):
 
 
 class ServerLost(ConchError):
-    """The server has ended and does not return: nothing more can be measured."""
+    """The server has ended and cannot be started again, so the analysis stops."""
 
 
 class AnalyzedServer(Protocol):

@@ -85,7 +85,7 @@ class PerfOptions:
         0.0, _LOAD, "Stop after the first level with a higher latency (default: never).", flags=("-l",), metavar="MS"
     )
     binary_search: bool = option(
-        False, _LOAD, "Search the highest level within -l by bisection, to the precision of the step."
+        False, _LOAD, "Search for the highest level within -l by bisection, to the precision of the step."
     )
     asynchronous: bool = option(
         False, _LOAD, "No effect: requests never block a thread.", flags=("-a", "--async", "--sync")

@@ -53,7 +53,7 @@ class Levels:
                 f"{flag} {text}: expected start, start:end or start:end:step, all above 0 (an end of 0: none)"
             )
         if callers and any(number % 1 or number > MOST_CALLERS for number in numbers):
-            raise invalid(f"{flag} {text}: callers are whole numbers, {MOST_CALLERS:,} at most")
+            raise invalid(f"{flag} {text}: the number of callers must be a whole number, at most {MOST_CALLERS:,}")
         first = numbers[0]
         last = numbers[1] if len(numbers) > 1 else first
         if last < first and not endless:
@@ -83,7 +83,7 @@ class SequenceOptions:
         if not first.isdecimal() or (colon and not last.isdecimal()) or not 0 < int(first) < 1 << 63:
             raise invalid(f"--sequence-id-range {text}: expected start or start:end, from 1 on")
         if colon and int(last) <= int(first):
-            raise invalid(f"--sequence-id-range {text}: there is no id from {first} to before {last}")
+            raise invalid(f"--sequence-id-range {text}: the range from {first} up to {last} has no id")
         return int(first), int(last or 0)
 
 

@@ -53,7 +53,8 @@ class LevelSearch:
         """Create the search; raises INVALID_ARG for a search that would not end."""
         if binary and not (limit and levels.last > levels.first):
             raise invalid(
-                "--binary-search looks for the highest load below --latency-threshold from start to end: give both"
+                "--binary-search searches for the highest load below --latency-threshold between start and end: set "
+                "both"
             )
         if not levels.last and not limit:
             raise invalid("a range with the end 0 requires --latency-threshold")

@@ -1,6 +1,6 @@
 """Builds the traffic of a plan: the payloads, their destination and the reader of their responses.
 
-All protocols and endpoints are distinguished here.
+Only this module distinguishes protocols and endpoints.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _check_infer(plan: PerfPlan, model: ModelSpec, largest: int, *, sequences: b
             " or --endpoint generate_stream over HTTP"
         )
     if sequences and largest > 1:
-        raise invalid(f"{largest} inferences in a request: a request of a sequence is one inference")
+        raise invalid(f"{largest} inferences in a request, but each request of a sequence is one inference")
     if plan.encoding and (plan.streaming or sequences):
         raise invalid("--grpc-compression-algorithm cannot be combined with --streaming or sequences")
 
@@ -230,7 +230,7 @@ class ExpectedOutputs:
             if name not in outputs:
                 return f"output '{name}' is not in the response"
             if outputs[name] != right:
-                return f"output '{name}' is not as in validation_data"
+                return f"output '{name}' differs from validation_data"
         return ""
 
 

@@ -133,7 +133,7 @@ class TopApp(App[None]):
         self.query_one("#head", Static).update(self._head())
         notice, table = self.query_one("#notice", Static), self.query_one("#models", DataTable)
         notice.set_class(bool(self._lost), "shown")
-        notice.update(f"{self._where} does not respond since {self._lost}. Trying again every {self._interval:g} s.")
+        notice.update(f"{self._where} has not responded since {self._lost}. Trying again every {self._interval:g} s.")
         table.set_class(bool(self._lost), "lost")
         self._draw_table(table)
         self._draw_detail()

@@ -51,7 +51,7 @@ class TopAddress:
         except ValueError:
             host, port, path = None, None, ""
         if not host:
-            raise invalid(f"'{url}' is not the address of a server, as localhost:8000")
+            raise invalid(f"'{url}' is not the address of a server, such as localhost:8000")
         if not metrics_url:
             metrics_url = f"http://[{host}]:8002" if ":" in host else f"http://{host}:8002"
         if path in ("", "/"):

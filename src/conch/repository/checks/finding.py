@@ -14,7 +14,7 @@ from conch.repository.model_files import ModelFiles
 from conch.repository.versions import select_versions
 
 #: Matches the separator between the problem and the advice in a message.
-_ADVICE = re.compile(r"[;:] (?=(?:accept|check|choose|did you mean|give|it has|it must|join|run|set)\b)")
+_ADVICE = re.compile(r"[;:] (?=(?:accept|check|choose|did you mean|it has|it must|join|pass|run|set|use)\b)")
 
 
 @dataclass(frozen=True, order=True)

@@ -65,7 +65,7 @@ def check_placement(files: ModelFiles) -> Iterator[Finding]:
     if CONFIG_FILE not in names:
         yield from _misspelt_configuration(directory, names)
         if "config.json" in names and files.config_path is None and _is_configuration(directory / "config.json"):
-            problem = f"the server reads {CONFIG_FILE} only, and this is a configuration in JSON"
+            problem = f"the server reads {CONFIG_FILE} only, but this is a configuration in JSON"
             fix = f"write it as text proto to {CONFIG_FILE}"
             yield Finding(directory / "config.json", 0, "error", problem, fix)
             names.remove("config.json")

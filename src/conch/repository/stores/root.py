@@ -93,17 +93,17 @@ def check_repository(url: StoreUrl, files: Sequence[RemoteFile], models: Mapping
     loose = {file.path for file in files if "/" not in file.path}
     if "config.pbtxt" in loose or (models and all(name.isdigit() for name in models)):
         raise invalid(
-            f"model repository {url} is a model, not a repository of models: give {url.text.rpartition('/')[0]}"
+            f"model repository {url} is a model, not a repository of models: use {url.text.rpartition('/')[0]}"
         )
     if loose & {"config.json", "modules.json"} or any(name.endswith(_WEIGHTS) for name in loose):
         whole = url.scheme == "hf" and not url.prefix
         revision = f" --revision={url.revision}" if url.revision else ""
-        hint = f"serve it with 'conch serve {url.bucket}{revision}'" if whole else "give a directory of models"
+        hint = f"serve it with 'conch serve {url.bucket}{revision}'" if whole else "use a directory of models"
         raise invalid(f"model repository {url} is a checkpoint, not a repository of models: {hint}")
     for name, model in models.items():
         if any(_is_model(stored) for stored in models_in(model.listed).values()):
             raise invalid(
-                f"model repository {url} is not a repository of models, but {name} in it is: give {url}/{name}"
+                f"model repository {url} is not a repository of models, but {name} in it is: use {url}/{name}"
             )
 
 

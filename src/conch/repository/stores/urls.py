@@ -56,10 +56,10 @@ def parse_url(text: str) -> StoreUrl:
     """Parse a repository's URL. Raises INVALID_ARG, with a message that does not repeat possible secrets."""
     match = _URL.fullmatch(text)
     if match is None or len(text) > _MOST_CHARACTERS:
-        raise invalid(f"model repository {text[:80]!r} is not a URL: give {_forms()}")
+        raise invalid(f"model repository {text[:80]!r} is not a URL: use {_forms()}")
     scheme, rest = match[1].lower(), match[2]
     if scheme not in FORMS:
-        raise invalid(f"model repositories do not support '{scheme[:20]}://' URLs: give a directory, {_forms()}")
+        raise invalid(f"model repositories do not support '{scheme[:20]}://' URLs: use a directory, {_forms()}")
     if any(mark in rest for mark in "?#") or (scheme != "hf" and "@" in rest):
         # The text beside these characters is usually a credential, and the URL appears in logs.
         raise invalid(
@@ -119,7 +119,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def _check(text: str, scheme: str, valid: object) -> None:
     if not valid:
-        raise invalid(f"model repository {text!r} is not a valid URL of its kind: give {FORMS[scheme]}")
+        raise invalid(f"model repository {text!r} is not a valid URL of its kind: use {FORMS[scheme]}")
 
 
 def _forms() -> str:

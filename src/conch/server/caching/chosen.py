@@ -30,7 +30,7 @@ def make_cache(settings: Iterable[Setting]) -> ResponseCache | None:
             return LocalCache(_local_size(chosen))
         case "redis":
             return RedisCache(chosen)
-    raise invalid(f"unable to find cache '{name}', which --cache-config names; there are local and redis")
+    raise invalid(f"unable to find cache '{name}', which --cache-config names; the caches are local and redis")
 
 
 def _local_size(settings: Mapping[str, str]) -> int:
@@ -43,7 +43,7 @@ def _local_size(settings: Mapping[str, str]) -> int:
     memory = psutil.virtual_memory().total
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= memory):
         raise invalid(
-            f"Failed to initialize LocalCache: 'size' is '{text}'; it must be a number of bytes from 1 to the {memory} "
-            "that the machine has"
+            f"Failed to initialize LocalCache: 'size' is '{text}'; it must be a number of bytes from 1 to the "
+            f"machine's memory, {memory}"
         )
     return int(text)

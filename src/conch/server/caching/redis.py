@@ -256,7 +256,7 @@ class RedisCache:
             LOG.warning(text, self.address, what, one_line(error), without, pause)
 
     def _warn_of_entry(self, error: Exception) -> None:
-        LOG.warning("the Redis at %s has something else under a key of the response cache: %s", self.address, error)
+        LOG.warning("the Redis at %s has other data under a key of the response cache: %s", self.address, error)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -95,7 +95,7 @@ class Ensemble(Executor):
         self.find = find
         self.max_inflight_requests = max_inflight_requests
         self._writers = {tensor: step for step in range(len(steps)) for tensor in steps[step].outputs.values()}
-        # Precomputed, because most requests want all outputs.
+        # Precomputed, because most requests are for all outputs.
         self._all_outputs = tuple(signature.outputs)
         self._all_needed = self._needed_steps(self._all_outputs)
 

@@ -503,7 +503,7 @@ class OnDemandPlanner:
             whose = "models to be loaded, no more may (--max-load-waiting)"
         else:
             return None
-        return unavailable(f"{limit} requests wait already for {whose}")
+        return unavailable(f"{limit} requests are already waiting for {whose}")
 
     def _never_fits(self, name: str, footprints: Footprints) -> ConchError | None:
         """Return the error if the model does not fit even without all models that may be evicted, else None."""

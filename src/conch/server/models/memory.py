@@ -235,6 +235,6 @@ def _too_large(files: ModelFiles, version: int, weights: WeightFiles, left: str)
     more = f" and {len(weights.files) - 3} more" if len(weights.files) > 3 else ""
     return unavailable(
         f"model '{files.name}' version {version} does not fit into memory: its weights ({names}{more}) take "
-        f"{mebibytes(weights.least)} at least, and {left}; unload other models, or start the server with "
+        f"at least {mebibytes(weights.least)}, and {left}; unload other models, or start the server with "
         "--check-memory-on-load=false to try it anyway"
     )

@@ -426,8 +426,8 @@ def entries_of(
     if not joint.unknown or not cache.lasting:
         return cache.scope(key, version, joint.digest)
     LOG.warning(
-        "responses of '%s' version %d are not kept in the shared response cache, as they depend on more than it can "
-        "tell: %s",
+        "responses of '%s' version %d are not stored in the shared response cache, because they depend on something "
+        "that is not in its keys: %s",
         key, version, joint.unknown,
     )  # fmt: skip
     return NoEntries()

@@ -88,7 +88,7 @@ class TokenBatcher(Scheduler):
             request.fail(error)
 
     def _continue(self, key: str) -> BatchDecision:
-        """Return the next request that an instance continues; it may have ended meanwhile."""
+        """Return the next request for an instance to continue; the request may already have ended."""
         requests = self._unfinished[key]
         batch = [requests.popleft()]
         if not requests:

@@ -104,7 +104,7 @@ def _read_conversation(members: Fields) -> tuple[dict[str, Any], bool]:
 
 
 def _read_message(message: Any, path: str) -> list[dict[str, Any]]:
-    """Read a message, which becomes several; :func:`_combined` combines those that are no results of tools."""
+    """Read a message, which becomes several; :func:`_combined` combines those that are not results of tools."""
     if type(message) is not dict:
         raise wrong(path, message, "an object")
     members = Fields(message, path)

@@ -59,7 +59,7 @@ _CARRIES: Final = {
 def read_contents(contents: grpc_service.InferTensorContents, name: str, datatype: str, model: str) -> bytes:
     """Return the bytes of an input; integers too large for the datatype lose their upper bits.
 
-    Raises INVALID_ARG for values in another field than the datatype's.
+    Raises INVALID_ARG for values in a field of another datatype.
     """
     expected = FIELD.get(datatype, "")
     for carried in _CARRIES:

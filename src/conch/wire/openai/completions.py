@@ -97,7 +97,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
     if len(prompts) * n > MAX_PROMPTS:
         raise ApiError(f"{len(prompts)} prompts with n={n} are more than {MAX_PROMPTS} choices", "n")
     if fields.integer("best_of", 1, MAX_SAMPLES) not in (None, n):
-        raise ApiError(f"'best_of' must be n ({n}): the best of more choices are not selected", "best_of")
+        raise ApiError(f"'best_of' must be n ({n}): selecting the best of more choices is not supported", "best_of")
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     echo = fields.flag("echo")
     if echo and stream and (logprobs is not None or not all(isinstance(prompt, str) for prompt in prompts)):

@@ -61,7 +61,7 @@ def image_file(value: Any, path: str, *, bare: bool = False) -> bytes:
     prefix = _DATA_URL.match(value)
     if prefix is None and _is_url(value):
         raise ApiError(
-            f"'{path}' is the address of an image, and this server fetches no images: send the image as a data URL",
+            f"'{path}' is the URL of an image, and this server does not fetch images: send the image as a data URL",
             path,
         )
     if prefix is None and (not bare or ":" in value):
@@ -74,7 +74,8 @@ def audio_file(value: Any, path: str, *, bare: bool = True) -> bytes:
     prefix = _AUDIO_URL.match(value) if type(value) is str else None
     if _is_url(value):
         raise ApiError(
-            f"'{path}' is the address of a recording, and this server fetches none: send the recording as a data URL",
+            f"'{path}' is the URL of a recording, and this server does not fetch recordings: send the recording as a "
+            "data URL",
             path,
         )
     if type(value) is not str or not value or (prefix is None and not bare):

@@ -44,7 +44,7 @@ class Decoding:
         Raises ApiError if the request names another adapter.
         """
         if self.sampling.get("lora_name", name) != name:
-            raise ApiError(f"'lora_name' is another adapter than the model '{id}'", "lora_name")
+            raise ApiError(f"'lora_name' names an adapter other than the model '{id}'", "lora_name")
         return replace(self, adapter=id, sampling={**self.sampling, "lora_name": name})
 
     @property

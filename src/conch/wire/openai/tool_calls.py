@@ -77,7 +77,7 @@ def _call_schema(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-#: Keywords whose members are named schemas, and keywords whose values are no schemas.
+#: Keywords whose members are named schemas, and keywords whose values are not schemas.
 _NAMED_SCHEMAS: Final = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
 )

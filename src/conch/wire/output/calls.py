@@ -15,9 +15,9 @@ from conch.wire.output.tools import Tools
 from conch.wire.output.values import ValueReader, loads
 
 #: The maximum number of characters in front of the arguments of a call that are passed on as they are written, and of
-#: a header; a longer text is no header.
+#: a header; a longer text is not a header.
 _MOST: Final = 400
-#: The maximum number of characters of an object around a call; a longer object is no call.
+#: The maximum number of characters of an object around a call; a longer object is not a call.
 _LONGEST_OBJECT: Final = 100_000
 #: The beginning of a JSON object that is a call, up to its arguments.
 _OBJECT: Final = re.compile(
@@ -227,7 +227,7 @@ class BlockReader:
             events += self._calls.arguments(self._arguments.feed(text))
 
     def _call(self, value: Any) -> tuple[str, str] | None:
-        """Return the name and the arguments of a call in another form; None if ``value`` is no call."""
+        """Return the name and the arguments of a call in another form; None if ``value`` is not a call."""
         if type(value) is not dict:
             return None
         if type(value.get("function")) is dict:

@@ -30,7 +30,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A text with calls, up to the mark ``close`` or the first text that is no call.
+    """A text with calls, up to the mark ``close`` or the first text that is not a call.
 
     ``objects``: calls may be JSON objects. ``between`` matches the text between calls. ``quotes`` are marks that the
     format uses as quotes. ``keeps_mark``: the mark that begins the block is part of the first header.
@@ -342,7 +342,7 @@ def _calls(text: str) -> str:
 
 
 def _marks(described: Any) -> tuple[str, ...]:
-    """Return the first and last mark of a field of a response template; empty if they are no plain texts."""
+    """Return the first and last mark of a field of a response template; empty if they are not plain texts."""
     if not isinstance(described, dict):
         return ()
     marks = [described.get(name) for name in ("open", "close")]

@@ -36,7 +36,7 @@ class Kind(Enum):
     MULTI_VECTOR = "embeds texts as several vectors each"
     RANKER = "scores pairs of texts"
     CLASSIFIER = "classifies texts"
-    TOKEN_VECTORS = "gives a vector for each token"
+    TOKEN_VECTORS = "returns a vector for each token"
     TOKENIZER = "shows the tokens of texts"
     GENERATOR = "generates text"
     TRANSCRIBER = "transcribes recordings"

@@ -92,7 +92,7 @@ class Results:
 
 def _tensor(part: Mapping[str, WireTensor], name: str) -> WireTensor:
     if name not in part:
-        raise internal(f"the model gave no output '{name}'")
+        raise internal(f"the model returned no output '{name}'")
     return part[name]
 
 

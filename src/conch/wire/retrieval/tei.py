@@ -210,7 +210,7 @@ def _apply(
     """Add the function that converts logits to scores; a model without the input can only give its own scores."""
     if FUNCTION not in signature.inputs:
         if raw:
-            raise ApiError(f"model '{signature.name}' gives no raw scores", "raw_scores")
+            raise ApiError(f"model '{signature.name}' does not return raw scores", "raw_scores")
         return
     for tensors, count in zip(inputs, rows, strict=True):
         tensors[FUNCTION] = text_tensor(signature, FUNCTION, [function.encode()] * count)

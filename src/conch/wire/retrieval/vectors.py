@@ -55,7 +55,7 @@ def quantized(vectors: Array, dtype: str, *, member: str) -> Array:
     if dtype == "float":
         return vectors
     if not np.isfinite(vectors).all():
-        raise internal(f"the model gave vectors with numbers that are not finite, which cannot be {dtype}")
+        raise internal(f"the model returned vectors with numbers that are not finite, which cannot be {dtype}")
     if dtype in SCALED:
         if len(vectors) < 2:
             raise ApiError(

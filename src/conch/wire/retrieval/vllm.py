@@ -85,7 +85,8 @@ def read_score(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     firsts, seconds = (read_texts(fields, name) for name in names)
     if len(firsts) not in (1, len(seconds)):
         raise ApiError(
-            f"'{names[0]}' has {len(firsts)} texts and '{names[1]}' {len(seconds)}: there must be one, or as many",
+            f"'{names[0]}' has {len(firsts)} texts and '{names[1]}' {len(seconds)}: '{names[0]}' must have one, or "
+            "the same number",
             names[0],
         )
     kind = next(kind for kind in kinds(signature) if kind in SCORED)

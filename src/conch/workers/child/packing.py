@@ -34,7 +34,7 @@ class Elsewhere(Protocol):
         """Return whether the sender may have written an output there itself."""
 
     def put(self, name: str, data: memoryview) -> bool:
-        """Write an output there; return False if it belongs in the message."""
+        """Write an output to the destination; return False if it belongs in the message."""
 
 
 class Packer:

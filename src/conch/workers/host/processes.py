@@ -142,7 +142,7 @@ class Guard:
             assert self._process.stdin is not None
             os.set_blocking(self._process.stdin.fileno(), False)
         except OSError as error:
-            LOG.warning("processes started by models would outlive a server that is killed: %s", error)
+            LOG.warning("processes started by models may outlive a killed server: %s", error)
             self._process = None
             return
         self._tell("".join(f"+{pid}\n" for pid in self._workers))

@@ -210,7 +210,7 @@ class Templates:
     def kind_of(self, python: str, environment: Mapping[str, str], module: str) -> TemplateKind | None:
         """Return the kind for workers that import ``module``; None if they cannot use a template.
 
-        Workers under another interpreter than the server's never use one.
+        Workers under an interpreter other than the server's never use one.
         """
         if not self._enabled or python != sys.executable:
             return None

@@ -233,7 +233,10 @@ def test_texts_at_the_limits_of_a_schema(schema: Any, allowed: list[str], not_al
         ({"$ref": "#/$defs/a"}, "keyword '$ref' refers to '#/$defs/a', which does not exist"),
         ({"properties": {"a": {"$id": "b", "$ref": "#/c"}}}, "keyword '$id' is not supported for a part of a JSON"),
         ({"oneOf": [INTEGER, {"type": "number"}]}, "keyword 'oneOf' is supported only if its branches exclude"),
-        ({"type": "object", "minProperties": 2}, "keyword 'minProperties' above 1 needs as many names in 'required'"),
+        (
+            {"type": "object", "minProperties": 2},
+            "keyword 'minProperties' above 1 requires the same number of names in 'required'",
+        ),
         ({"propertyNames": {"minLength": 2}}, "keyword 'propertyNames' is supported only with one of pattern, enum or"),
         ({"type": "array", "uniqueItems": True}, "keyword 'uniqueItems' is supported only for arrays of constants, or"),
         ({"items": {"enum": ["a"]}, "uniqueItems": True, "minItems": 2}, "keyword 'minItems' requires 2 of 1 unique"),

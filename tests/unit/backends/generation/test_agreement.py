@@ -1,4 +1,4 @@
-"""An engine that does not compute the weights of its GGUF file is refused when the model is loaded."""
+"""An engine that does not reproduce the outputs of its GGUF file is refused when the model is loaded."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def test_engine_that_rounds_minima_is_refused(tmp_path: Path, network: Any) -> N
     path = write(tmp_path / "m.gguf", "llama", network, "Q4_1")
     (tmp_path / "rounded").mkdir()
     rounded = engine(with_rounded_minima(path, tmp_path / "rounded" / "m.gguf"))
-    with pytest.raises(ConchError, match=r"engine 'transformers' does not compute the weights of .*m\.gguf: ") as error:
+    with pytest.raises(
+        ConchError, match=r"engine 'transformers' does not reproduce the outputs of .*m\.gguf: "
+    ) as error:
         verify_gguf(rounded, read_gguf(path), PROMPTS, 1)
     assert error.value.code is Code.INVALID_ARG
     assert error.value.message.endswith(
@@ -150,7 +152,7 @@ def test_transformers_is_the_reference_for_an_architecture_that_only_it_computes
         "gguf_check": "not checked: there is no reference for architecture 'starcoder2'",
         "transformers_check": "16 of 16 tokens agree, log-probabilities differ by 0.0000 on average",
     }
-    with pytest.raises(ConchError, match=f"engine 'fake' does not compute the weights of {right}: ") as error:
+    with pytest.raises(ConchError, match=f"engine 'fake' does not reproduce the outputs of {right}: ") as error:
         verify(OtherEngine(engine(wrong)), spec(right), PROMPTS)
     assert error.value.code is Code.INVALID_ARG
 

@@ -104,7 +104,7 @@ def test_a_factor_that_is_no_number_is_refused(tmp_path: Path) -> None:
         (MATRIX, 6, "llama", "does not read tensors of type Q5_0"),
         (MATRIX, 13, "qwen2", "does not read tensors of type Q5_K"),
         (MATRIX, 39, "qwen3", "does not read tensors of type MXFP4"),
-        (MATRIX, 8, "gemma2", "OpenVINO GenAI reads GGUF files of llama, qwen2, qwen3, not of 'gemma2'"),
+        (MATRIX, 8, "gemma2", "OpenVINO GenAI supports GGUF files of llama, qwen2, qwen3, not of 'gemma2'"),
         ("blk.0.attn_sinks", 0, "llama", "OpenVINO GenAI ignores tensor 'blk.0.attn_sinks'"),
     ],
 )

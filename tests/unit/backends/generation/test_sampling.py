@@ -71,7 +71,7 @@ def test_names_of_the_field_and_texts_for_numbers() -> None:
             {"structured_outputs": {"json": {}, "regex": "a"}},
             "'structured_outputs' must be an object with exactly one of json, regex, grammar, choice, json_object",
         ),
-        ({"structured_outputs": {"choice": []}}, "'structured_outputs' must hold a list of texts to choose from"),
+        ({"structured_outputs": {"choice": []}}, "'structured_outputs' must be a list of texts to choose from"),
         (
             {"response_format": {"type": "xml"}},
             "'response_format' must be of type text, json_object or json_schema (with its json_schema)",

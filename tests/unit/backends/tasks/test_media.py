@@ -204,7 +204,7 @@ def test_what_is_wrong_with_a_sound_file_is_said_without_the_name_of_an_object()
 @pytest.mark.parametrize("name", ["max_audio_seconds", "max_image_pixels"])
 def test_limits_that_nothing_keeps_to_are_refused(name: str) -> None:
     limit = media.max_seconds if name == "max_audio_seconds" else media.max_pixels
-    with pytest.raises(ConchError, match=f"parameter '{name}' is 0; it must be 1 at least"):
+    with pytest.raises(ConchError, match=f"parameter '{name}' is 0; it must be at least 1"):
         limit(Options.from_values({name: 0}))
 
 

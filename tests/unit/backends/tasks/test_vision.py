@@ -108,7 +108,7 @@ def test_scores_follow_the_problem_of_the_checkpoint(tmp_path: Path, problem: st
 
 def test_network_and_labels_that_disagree_are_refused(task: Task, network: Network) -> None:
     network.run = lambda arrays: {"logits": np.zeros((1, 3), np.float32)}  # type: ignore[method-assign]
-    with pytest.raises(ConchError, match="the network gives 3 scores but the checkpoint has 7 labels"):
+    with pytest.raises(ConchError, match="the network returns 3 scores, but the checkpoint has 7 labels"):
         answers(task, ask({"image": [image_file()]}))
 
 

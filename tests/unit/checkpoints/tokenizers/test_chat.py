@@ -158,8 +158,8 @@ def test_template_that_cannot_be_rendered_is_refused(template: str | None, messa
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([], "messages must be a list with one message at least"),
-        ({"role": "user"}, "messages must be a list with one message at least"),
+        ([], "messages must be a list with at least one message"),
+        ({"role": "user"}, "messages must be a list with at least one message"),
         (["Hello"], "messages[0] must be a JSON object with 'role' and 'content'"),
         ([{"role": "user", "content": "a"}, {"content": "b"}], "messages[1] has no role, such as 'user'"),
     ],

@@ -88,12 +88,12 @@ def test_template_that_waits_for_the_processor_is_not_stopped(monkeypatch: pytes
 )
 def test_template_that_makes_too_much_text_is_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_sandbox, "MAX_TEXT", MAX_TEXT)
-    assert f"it makes texts of more than {MAX_TEXT} characters" in refusal(template)
+    assert f"it creates texts of more than {MAX_TEXT} characters" in refusal(template)
 
 
 def test_a_text_may_have_64_million_characters() -> None:
     assert rendered("{{ ('x' * 67108864) | length }}") == "67108864"
-    assert "it makes texts of more than 67108864 characters" in refusal("{{ 'x' * 67108865 }}")
+    assert "it creates texts of more than 67108864 characters" in refusal("{{ 'x' * 67108865 }}")
 
 
 @pytest.mark.parametrize(

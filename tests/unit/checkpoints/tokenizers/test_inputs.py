@@ -56,7 +56,7 @@ def test_texts_without_tokens_are_refused_where_nothing_is_added(folder: Path) -
     assert isinstance(encoder.tokenizer, FastTokenizer)
     encoder.tokenizer.fast.post_processor = None
     encoder.tokenizer.reread()
-    with pytest.raises(ConchError, match="input 'text_input' gives no token in row 1"):
+    with pytest.raises(ConchError, match="input 'text_input' has no tokens in row 1"):
         encoder.encode(["a", ""])
 
 

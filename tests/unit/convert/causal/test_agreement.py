@@ -40,8 +40,8 @@ def test_a_refusal_names_each_bound_that_is_missed() -> None:
 
     perplexity, next_token, greedy = reasons("int8", figures)
     assert perplexity == "perplexity 12.18 is 64.87% higher than the reference's 7.39, more than 3.00%"
-    assert "25.0% of places is below 92%" in next_token
-    assert "25.0% of the greedy continuations being the same is below 30%" in greedy
+    assert "the same at 25.0% of positions, below 92%" in next_token
+    assert "25.0% of the greedy continuations is the same, below 30%" in greedy
 
 
 @pytest.mark.parametrize("value", [float("nan"), -np.inf])

@@ -228,7 +228,7 @@ def test_a_model_that_no_export_fits_is_refused_in_a_sentence(tmp_path: Path) ->
         ({"backends": ("torch",)}, "add openvino to --backend"),
         ({"quantize": ("int8-static",)}, "--quantize int8-static is not supported for language models"),
         ({"layout": "triton"}, "--layout triton is for encoders"),
-        ({"sequence_lengths": (256,)}, "--seq-len 256 is more than the model takes: at most 255"),
+        ({"sequence_lengths": (256,)}, "--seq-len 256 is more than the model accepts: at most 255"),
     ],
 )
 def test_what_is_not_for_language_models_is_refused(

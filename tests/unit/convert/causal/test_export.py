@@ -108,7 +108,7 @@ def test_verification_notices_another_network() -> None:
 def test_a_window_that_paging_would_lose_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conch.convert.causal.export.additive_masks", nullcontext)
 
-    with pytest.raises(ConchError, match=r"keeps windows 0 \(2 layers\) and not 8 \(2 layers\)") as caught:
+    with pytest.raises(ConchError, match=r"has windows 0 \(2 layers\) instead of 8 \(2 layers\)") as caught:
         export(network(WINDOWED))
     assert caught.value.code is Code.UNSUPPORTED
 
@@ -147,7 +147,7 @@ def test_calibrated_weights_need_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (FalconConfig(**{**FALCON.to_dict(), "alibi": True}), "tells positions by ALiBi"),
+        (FalconConfig(**{**FALCON.to_dict(), "alibi": True}), "encodes positions with ALiBi"),
         (BloomConfig(vocab_size=99, hidden_size=32, n_layer=2, n_head=4, **ENDS), "the attention of a 'bloom'"),
         (MambaConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, **ENDS), "a 'mamba'|kind mamba"),
         (

@@ -86,7 +86,7 @@ def test_variant_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert [type(one) for one in built] == [BuiltVariant, FailedVariant, FailedVariant, FailedVariant]
     assert isinstance(built[1], FailedVariant) and "pip install onnxruntime-gpu" in built[1].reason
     assert built[3] == FailedVariant(
-        "tensorrt-fp16", "this ONNX Runtime has no TensorRT: pip install onnxruntime-gpu tensorrt"
+        "tensorrt-fp16", "this ONNX Runtime does not include TensorRT: pip install onnxruntime-gpu tensorrt"
     )
 
 
@@ -95,7 +95,7 @@ def test_variant_that_fails_leaves_the_others(tmp_path: Path) -> None:
     [
         (["onxx"], [], "backend 'onxx' is unknown: choose from torch, onnx"),
         (["onnx"], ["int3"], "precision 'int3' is unknown: choose from bf16, fp16, int8"),
-        (["torch"], ["int8"], "no chosen backend makes int8: add one of onnxruntime, openvino"),
+        (["torch"], ["int8"], "no chosen backend supports int8: add one of onnxruntime, openvino"),
     ],
 )
 def test_unknown_names_are_refused(backends: list[str], quantize: list[str], message: str) -> None:

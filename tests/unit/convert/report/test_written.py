@@ -67,7 +67,7 @@ def test_folder_without_a_manifest_is_no_converted_model(tmp_path: Path, capsys:
 
     assert main(["convert", "--report", str(tmp_path)]) == 1
 
-    assert "is no converted model: neither it nor a version in it has a conch.json" in capsys.readouterr().err
+    assert "is not a converted model: neither it nor a version in it has a conch.json" in capsys.readouterr().err
 
 
 def test_report_converts_nothing(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

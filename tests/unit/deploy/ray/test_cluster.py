@@ -117,7 +117,7 @@ def test_a_removal_starts_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "http://head:x", "ray://head"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ConchError, match="is not the address of a Ray cluster: give HOST:PORT") as raised:
+    with pytest.raises(ConchError, match="is not the address of a Ray cluster: pass the HOST:PORT") as raised:
         check_address(address)
     assert raised.value.code is Code.INVALID_ARG
 

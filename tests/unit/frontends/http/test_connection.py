@@ -218,7 +218,7 @@ async def test_client_that_sends_nothing_more_is_answered_what_waited_for_its_tu
 )
 async def test_other_versions_of_http_are_refused(client: Client, site: Site, head: bytes, version: bytes) -> None:
     client.send(head)
-    assert (await client.response())[::2] == (505, b"HTTP %b is not served here: send HTTP/1.1" % version)
+    assert (await client.response())[::2] == (505, b"HTTP %b is not supported: use HTTP/1.1" % version)
     assert await client.is_closed()
     assert site.exchanges == []
 

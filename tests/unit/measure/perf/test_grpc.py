@@ -98,7 +98,7 @@ def test_a_wrong_answer_is_a_failed_request(streaming: bool, tmp_path: Path) -> 
     with running_grpc(KnownGrpcServer()) as server:
         measured = _measure(server, streaming=streaming, data=DataOptions(str(file)))
     assert measured.figures.failures == {Outcome.WRONG: 6} and measured.figures.requests == 6
-    assert measured.errors == {"output 'IN' is not as in validation_data": 6}
+    assert measured.errors == {"output 'IN' differs from validation_data": 6}
 
 
 def test_calls_travel_over_tls(certificate: Path) -> None:

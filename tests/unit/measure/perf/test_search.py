@@ -47,7 +47,7 @@ def test_a_level_without_answers_is_above_every_limit() -> None:
 def test_searches_without_end_are_refused() -> None:
     with pytest.raises(ConchError, match="--latency-threshold"):
         LevelSearch(Levels(1, 0, 1))
-    with pytest.raises(ConchError, match="give both"):
+    with pytest.raises(ConchError, match="set both"):
         LevelSearch(Levels(1, 9, 1), binary=True)
-    with pytest.raises(ConchError, match="give both"):
+    with pytest.raises(ConchError, match="set both"):
         LevelSearch(Levels(9, 9, 1), 0.2, binary=True)

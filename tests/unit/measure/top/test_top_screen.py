@@ -98,7 +98,7 @@ async def test_the_screen_sorts_filters_shows_details_and_survives_the_end_of_th
 
         server.gone = True
         await until(pilot, lambda: app.query_one("#notice").has_class("shown"))
-        assert "localhost:8000 does not respond since" in shown(app, "#notice")
+        assert "localhost:8000 has not responded since" in shown(app, "#notice")
         assert "connection refused" in shown(app, "#notice") and len(lines(app)) == 3 and server.forgotten == 1
         server.gone, server.names = False, ["new"]
         await until(pilot, lambda: any(line.startswith("new") for line in lines(app)))

@@ -269,7 +269,7 @@ def test_directory_that_is_not_a_repository_is_reported(repository: Path) -> Non
             0,
             "error",
             f"repository path is not a valid directory: {nope} does not exist",
-            "give a model repository",
+            "use a model repository",
         )
     ]
     (finding,) = check([repository / "good"])

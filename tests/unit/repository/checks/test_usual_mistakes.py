@@ -94,7 +94,7 @@ MISTAKES = {
     # Names and places of files.
     "a configuration in JSON": Mistake(
         {"m/config.json": '{"backend": "python"}', "m/1/model.py": MODEL + "    def auto_complete_config(): ...\n"},
-        "R/m/config.json: error: the server reads config.pbtxt only, and this is a configuration in JSON "
+        "R/m/config.json: error: the server reads config.pbtxt only, but this is a configuration in JSON "
         "(fix: write it as text proto to config.pbtxt)",
     ),
     "a configuration with a misspelt name": Mistake(

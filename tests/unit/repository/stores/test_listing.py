@@ -61,13 +61,13 @@ def test_same_content_at_another_time_is_the_same() -> None:
         (
             "s3://bucket/a/m",
             ["config.pbtxt", "1/model.py"],
-            "is a model, not a repository of models: give s3://bucket/a",
+            "is a model, not a repository of models: use s3://bucket/a",
         ),
         ("s3://bucket/a/m", ["1/model.py"], "is a model"),
         ("s3://bucket/a", ["config.json", "model.safetensors"], "is a checkpoint"),
         ("hf://org/name", ["config.json", "1_Pooling/config.json"], "serve it with 'conch serve org/name'"),
         ("hf://org/name@v1", ["config.json"], "serve it with 'conch serve org/name --revision=v1'"),
-        ("gs://bucket", ["team/m/config.pbtxt"], "give gs://bucket/team"),
+        ("gs://bucket", ["team/m/config.pbtxt"], "use gs://bucket/team"),
     ],
 )
 def test_what_is_no_repository_is_reported_with_what_to_give(url: str, paths: list[str], words: str) -> None:

@@ -78,7 +78,7 @@ def test_metrics_say_how_full_the_cache_is() -> None:
         ([("local", "sizes", "3")], r"Failed to initialize LocalCache: config didn't contain a valid 'size' field\."),
         ([("local", "size", "abc")], "'size' is 'abc'; it must be a number of bytes"),
         ([("local", "size", "0")], "'size' is '0'"),
-        ([("local", "size", "9" * 18)], "that the machine has"),
+        ([("local", "size", "9" * 18)], "1 to the machine's memory"),
         ([("local", "size", "1"), ("local", "mode", "x")], "it has no setting 'mode', only 'size'"),
         ([("local", "size", "1"), ("redis", "host", "x")],
          "found multiple cache configurations, but only a single cache is currently supported"),

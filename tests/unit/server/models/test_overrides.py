@@ -104,5 +104,5 @@ async def test_configuration_that_would_choose_what_code_runs_is_refused(
     house.write("m", CONFIG + PARAMETER)
     with pytest.raises(ConchError, match=r"--model-load-overrides=config") as refused:
         await house.lifecycle.load("m", override(**changes))
-    assert f"may not set {field} otherwise" in refused.value.message
+    assert f"may not change {field} from" in refused.value.message
     assert refused.value.code is Code.INVALID_ARG

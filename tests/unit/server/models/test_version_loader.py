@@ -414,8 +414,8 @@ async def test_version_that_depends_on_more_is_not_in_a_shared_cache(
     model = await Bench(tmp_path, text, prepare, cache).load()
     assert not cache.known and model.cached_messages is None
     assert [message for message in caplog.messages if message.startswith("responses of")] == [
-        "responses of 'm' version 1 are not kept in the shared response cache, as they depend on more than it can "
-        f"tell: {reason}"
+        "responses of 'm' version 1 are not stored in the shared response cache, because they depend on "
+        f"something that is not in its keys: {reason}"
     ]
     await model.stop(0)
 

@@ -162,7 +162,7 @@ class LlamaDecoder(Decoder):
         try:
             projector = Projector(self._llama, self._model, spec, spec.projector, at_once)
         except ConchError as error:
-            self.warnings = (f"it reads texts alone: {error.message}",)
+            self.warnings = (f"it reads only text: {error.message}",)
             return None
         self.preparer = projector
         self.shares_media = not projector.dimensional

@@ -51,12 +51,12 @@ _logger = logging.getLogger(__name__)
 def require_alike(file: GgufFile, vectors: Vectors, expected: Vectors) -> str:
     """Return how alike ``vectors`` ``[tokens, size]`` are to those of the file's weights. Raises INVALID_ARG if not."""
     if vectors.shape != expected.shape:
-        raise invalid(f"engine 'llamacpp' gives vectors of another size than {file.path}")
+        raise invalid(f"engine 'llamacpp' returns vectors of another size than {file.path} has")
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
     cosine = float(((vectors * expected).sum(1) / np.maximum(lengths, np.finfo(np.float32).tiny)).min())
     if not cosine >= (QUANTISED if file.quantised else PLAIN):
         raise _unlike(file, f"the cosine of a token's vector with its reference is {cosine:.4f}")
-    return f"the vectors of {len(vectors)} tokens agree, with a cosine of {cosine:.5f} at least"
+    return f"the vectors of {len(vectors)} tokens agree, with a cosine of at least {cosine:.5f}"
 
 
 def require_close(file: GgufFile, outputs: Vectors, expected: Vectors) -> str:
@@ -66,21 +66,21 @@ def require_close(file: GgufFile, outputs: Vectors, expected: Vectors) -> str:
     differ by more than the tolerance.
     """
     if outputs.shape != expected.shape:
-        raise invalid(f"engine 'llamacpp' gives {outputs.size} outputs of the classifier in {file.path}")
+        raise invalid(f"engine 'llamacpp' returns {outputs.size} outputs of the classifier in {file.path}")
     if answers_yes_or_no(file):
         tiny = np.finfo(np.float32).tiny
         outputs, expected = np.log(np.maximum(outputs, tiny)), np.maximum(expected, np.log(tiny))
     difference = float(np.abs(outputs - expected).max())
     tolerance = QUANTISED_OUTPUTS if file.quantised else PLAIN_OUTPUTS
     if not difference <= tolerance * max(1.0, float(np.abs(expected).max())):
-        raise _unlike(file, f"an output of its classifier is {difference:.4f} off")
-    return f"the outputs of its classifier differ by {difference:.5f} at most"
+        raise _unlike(file, f"an output of its classifier differs by {difference:.4f}")
+    return f"the outputs of its classifier differ by at most {difference:.5f}"
 
 
 def _unlike(file: GgufFile, why: str) -> ConchError:
     return invalid(
-        f"engine 'llamacpp' does not compute the weights of {file.path}: {why}; set parameter 'verify_on_load' to "
-        "false to serve it in spite of this"
+        f"engine 'llamacpp' does not reproduce the outputs of {file.path}: {why}; set parameter "
+        "'verify_on_load' to false to serve it anyway"
     )
 
 

@@ -79,7 +79,7 @@ class Projector:
         self._mtmd = mtmd = llama.mtmd
         file = read_gguf(projector.path)
         if file.text("general.architecture") != PROJECTOR:
-            raise invalid(f"{projector.path} is no projector of images or sounds (mmproj)")
+            raise invalid(f"{projector.path} is not a multimodal projector (mmproj)")
         kinds = {file.text(f"clip.{prefix}projector_type") for prefix in ("", "vision.", "audio.")}
         if dependent := kinds.intersection(_DEPENDENT):
             raise invalid(f"{projector.path} is a projector of type '{dependent.pop()}', which is not supported")

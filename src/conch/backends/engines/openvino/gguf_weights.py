@@ -80,7 +80,7 @@ def correct(model: Any, file: GgufFile) -> bool:
 
 def _mismatch(file: GgufFile, detail: str) -> ConchError:
     return invalid(
-        f"engine 'openvino' does not compute the weights of {file.path}: {detail}; set parameter 'engine' to "
+        f"engine 'openvino' does not reproduce the outputs of {file.path}: {detail}; set parameter 'engine' to "
         "'transformers'"
     )
 
@@ -122,7 +122,7 @@ class _FileTensors:
                 if np.array_equal(ordered.numbers, numbers) and np.allclose(ordered.scales, scales, 1e-2, 1e-6):
                     self._matched_names.add(tensor.name)
                     return ordered
-        raise _mismatch(self.file, f"its graph has another matrix of {rows} x {groups * size} numbers")
+        raise _mismatch(self.file, f"its graph has an additional matrix of {rows} x {groups * size} numbers")
 
     def floats(self, values: Any) -> Any:
         """Return the file's tensor ``[rows, columns]`` that equals ``values`` in 16 bits, or None."""

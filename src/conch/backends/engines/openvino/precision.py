@@ -40,7 +40,7 @@ class Precision:
             return cls("f32", "f32", exact=True)
         if spec.dtype == "bfloat16":
             if "BF16" not in capabilities:
-                raise invalid("dtype 'bfloat16': this CPU does not compute in it")
+                raise invalid("dtype 'bfloat16' is not supported by this CPU")
             return cls("bf16", "bf16")
         if spec.dtype != "auto":
             raise invalid(f"dtype '{spec.dtype}': engine 'openvino' computes in float32 or bfloat16")

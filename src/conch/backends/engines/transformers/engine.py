@@ -160,7 +160,7 @@ class TransformersEngine(SamplingEngine):
                 )
         except Exception as error:  # depends on the network
             reason = error_text(error, short=True)
-            self.warnings = [f"the model reads texts alone, not {' or '.join(sorted(spec.placeholders))}: {reason}"]
+            self.warnings = [f"the model reads only text, not {' or '.join(sorted(spec.placeholders))}: {reason}"]
             _logger.debug("the example fails", exc_info=True)
             self._rows, self._waiting, self._batches, self._reading = {}, [], [], None
             if self._network.media is not None:

@@ -23,7 +23,7 @@ Tensor = Any
 _PLACES, _DEEP = "visual_pos_masks", "deepstack_visual_embeds"
 #: The kinds of tokens: some networks read them to place items, others to let tokens see later ones.
 _KINDS, _TYPES = "mm_token_type_ids", "token_type_ids"
-#: Outputs of processors that are no inputs for generation.
+#: Outputs of processors that are not inputs for generation.
 _UNUSED: Final = ("labels", "text_replacement_offsets")
 #: The numbers of kinds in ``mm_token_type_ids``.
 _NUMBERS: Final = {"image": 1, "audio": 3}

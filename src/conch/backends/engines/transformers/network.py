@@ -189,7 +189,7 @@ def load(spec: EngineSpec) -> DecoderNetwork:
             raise invalid(f"LoRA adapter '{name}' cannot be loaded from '{path}': {one_line(error)}") from error
         if report.unexpected_keys:
             raise invalid(
-                f"LoRA adapter '{name}' cannot be loaded from '{path}': the model has no place for its weights "
+                f"LoRA adapter '{name}' cannot be loaded from '{path}': the model does not have its weights "
                 f"'{min(report.unexpected_keys)}'"
             )
     media = MediaNetwork(model, device, spec.media) if spec.media is not None else None

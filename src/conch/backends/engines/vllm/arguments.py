@@ -165,7 +165,7 @@ def _rank(adapter: Path) -> int:
     try:
         rank = int(json.loads((adapter / "adapter_config.json").read_bytes())["r"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise invalid(f"'{adapter}' is no LoRA adapter: {one_line(error)}") from None
+        raise invalid(f"'{adapter}' is not a LoRA adapter: {one_line(error)}") from None
     for size in _RANKS:
         if rank <= size:
             return size

@@ -34,7 +34,7 @@ class TritonPythonModel:
                 (tensor["name"], tensor["data_type"], [int(size) for size in tensor["dims"]]) for tensor in config[kind]
             ]
             if tensors != [(name, "TYPE_INT32", [1])]:
-                raise ValueError(f"expected 1 {kind}, of the name {name}, datatype INT32 and shape [1]")
+                raise ValueError(f"expected 1 {kind}, {name}, with datatype INT32 and shape [1]")
         self._infer_delay = _number(config, "CUSTOM_INFER_DELAY_NS") / 1e9
         self._output_delay = _number(config, "CUSTOM_OUTPUT_DELAY_NS") / 1e9
         self._failures = _number(config, "CUSTOM_FAIL_COUNT")

@@ -58,7 +58,7 @@ def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: Inp
     sequences = encoding.sequence_ids
     first = next((index for index, sequence in enumerate(sequences) if sequence == 1), -1)
     if first < 0:
-        raise invalid(f"input 'context' gives no token in row {row}; the model needs one")
+        raise invalid(f"input 'context' has no tokens in row {row}; the model needs at least one")
     last = len(sequences) - sequences[::-1].index(1)
     ids = np.array(encoding.ids, np.int64)
     types = np.array(encoding.type_ids, np.int64) if encoder.types else None
@@ -178,7 +178,7 @@ class QuestionAnswering(EncoderTask):
         window = checkpoint.options.integer("max_seq_len", WINDOW)
         if window < special + 2:
             raise invalid(
-                f"parameter 'max_seq_len' is {window}; a question with a context needs {special + 2} at least"
+                f"parameter 'max_seq_len' is {window}; a question with a context needs at least {special + 2}"
             )
         self.window = min(self.encoder.max_length, window)
 

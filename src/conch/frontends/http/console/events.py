@@ -71,7 +71,7 @@ class OverviewStream:
     def open(self, exchange: HttpExchange) -> None:
         """Handle ``GET /console/events``. Raises UNAVAILABLE if too many pages are open."""
         if len(self._pages) >= MOST_PAGES:
-            raise unavailable(f"{MOST_PAGES} pages of the console are open, which is the most that this server serves")
+            raise unavailable(f"{MOST_PAGES} pages of the console are open, which is the maximum")
         exchange.start(200, [EVENTS, (b"Cache-Control", b"no-store"), (b"X-Accel-Buffering", b"no")])
         exchange.write(_event("server", self._about()))
         exchange.write(_event("history", self._overview.history.series(TOTALS)))

@@ -65,7 +65,7 @@ NO_EFFECT: Final[Mapping[str, str]] = {
 REFUSED: Final[Mapping[str, str]] = {
     "gpus": "choose GPUs for the server by CUDA_VISIBLE_DEVICES in triton_server_environment",
     "model_type": "only model_type generic is measured; 'conch perf' measures tokens of language models",
-    "genai_perf_flags": "requests are those of 'conch perf': give its flags under perf_analyzer_flags",
+    "genai_perf_flags": "requests are those of 'conch perf': set its flags under perf_analyzer_flags",
 }
 #: Values of refused options that match the behaviour of conch.
 _HARMLESS: Final[Mapping[str, Callable[[Any], bool]]] = {

@@ -235,7 +235,7 @@ class WindowsSoFar:
         def observe(window: WindowFigures) -> bool:
             with self._lock:
                 if window.interference is not None and window.interference.disturbs:
-                    return self.stopped  # a disturbed window is no evidence about the candidate
+                    return self.stopped  # a disturbed window is not evidence about the candidate
                 self._windows[name].append(window)
                 points = self._points()
                 if self._hopeless is not None and points and self._hopeless(points):

@@ -423,7 +423,7 @@ def open_server(settings: AnalyzeSettings, repository: ModelRepository | None, m
     """
     if settings.triton_launch_mode == "local":
         if repository is None:
-            raise invalid("model_repository: give the models' folder (-m), or a running server (--mode remote)")
+            raise invalid("model_repository: set the models' folder (-m), or use a running server (--mode remote)")
         settings.export_path.mkdir(parents=True, exist_ok=True)
         environment = {name: str(value) for name, value in settings.triton_server_environment.items()}
         return LocalServer(

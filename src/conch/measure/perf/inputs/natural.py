@@ -290,7 +290,7 @@ class _Requests:
         for shape in chosen:
             check_batch_size(model, shape.batch, f"--expect {shape}")
             if model.max_length and shape.tokens > model.max_length:
-                raise invalid(f"--expect {shape}: model '{model.name}' reads {model.max_length} tokens at most")
+                raise invalid(f"--expect {shape}: model '{model.name}' reads at most {model.max_length} tokens")
         if "text" not in self._kinds.values():
             raise invalid(f"--expect sets the lengths of texts, but model '{model.name}' takes no texts")
         return chosen
@@ -343,7 +343,7 @@ class _Requests:
         return sound(SOUND_SECONDS[len(self._tokens) % len(SOUND_SECONDS)], self._numbers)
 
     def _video(self, shape: Shape, at: int) -> bytes:
-        raise invalid(f"model '{self._model.name}' takes videos, for which there is no built-in data: use --input-data")
+        raise invalid(f"model '{self._model.name}' reads videos, for which there is no built-in data: use --input-data")
 
     def _described(self, kinds: set[Kind], batches: Sequence[int]) -> str:
         """Return a description of the requests' data."""

@@ -79,7 +79,7 @@ class LiveLine:
         self._windows += 1
         latency = f", {duration(window.latency.average)} on average" if window.latency else ", no responses"
         text = (
-            f"{self._level}: window {self._windows} of {self._trials} at most: {window.throughput:.0f} infer/s{latency}"
+            f"{self._level}: window {self._windows} of at most {self._trials}: {window.throughput:.0f} infer/s{latency}"
         )
         self._status.update(text)
         if self._print_windows:

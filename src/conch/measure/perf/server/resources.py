@@ -119,9 +119,9 @@ class MetricsSampler(Sampler[Mapping[str, float]]):
         try:
             gauges = self._scrape()
         except ConchError as error:
-            raise invalid(f"no metrics at {self._url}: {error} (--metrics-url names another URL)") from None
+            raise invalid(f"no metrics at {self._url}: {error} (choose another URL with --metrics-url)") from None
         if not gauges:
-            raise invalid(f"{self._url} has no {GAUGES[0]}, nor any other of: {', '.join(GAUGES[1:])}")
+            raise invalid(f"{self._url} has none of: {', '.join(GAUGES)}")
 
     def figures(self, spans: Sequence[Span]) -> dict[str, MetricFigures]:
         """Return the average and maximum of each gauge, by name with labels, in the windows ``spans``."""

@@ -286,7 +286,7 @@ class Endpoints:
         if request.flags & SEQUENCE_END:
             self._lost.forget((self._key, request.correlation_id))
         sequence = f"sequence {request.correlation_id} of model '{request.model_name}'"
-        return unavailable(f"{sequence} has ended early, as {reason}: start it again")
+        return unavailable(f"{sequence} has ended early, because {reason}: start it again")
 
     def _use(self, endpoint: RemoteEndpoint) -> None:
         self._uses += 1
@@ -337,7 +337,7 @@ class Endpoints:
         """End the sequences that have started on a lost server; the others can still start elsewhere."""
         for correlation_id, sequence in list(self._sequences.items()):
             if sequence.endpoint is endpoint and not sequence.starting:
-                sequence.lost = f"its server {endpoint.url} went away"
+                sequence.lost = f"its server {endpoint.url} became unavailable"
                 self._lose(correlation_id, sequence.lost)
                 self._end_sequence(correlation_id)
 

@@ -367,8 +367,8 @@ class RemoteExecutor(Executor):
             request.fail(cancelled())
         except Exception as error:
             url = call.assignment.url
-            LOG.exception("a request could not be passed on to %s", url)
-            request.fail(internal(f"the request could not be passed on to {url}: {error!r}"))
+            LOG.exception("a request could not be forwarded to %s", url)
+            request.fail(internal(f"the request could not be forwarded to {url}: {error!r}"))
 
     async def _attempt(self, call: _InFlightRequest, ends: float | None) -> None:
         """Send a request to its server, and to another server if that one cannot be reached.
@@ -503,8 +503,8 @@ async def complete_remote(config: ModelConfig, directory: Path) -> ModelConfig:
         theirs = await executor.config()
     except ConchError as error:
         raise unavailable(
-            f"the configuration of remote model '{config.name}' cannot be completed: {error.message}. With input and "
-            "output written in its configuration it loads while its server is away"
+            f"the configuration of remote model '{config.name}' cannot be completed: {error.message}. With "
+            "inputs and outputs in its configuration, it can load while its server is unavailable"
         ) from None
     finally:
         await executor.stop(0)
@@ -596,7 +596,7 @@ def _headers(settings: RemoteSettings) -> dict[str, str]:
         headers["authorization"] = authorization
     for name, value in headers.items():
         if not (name + value).isascii() or not (name + value).isprintable():
-            raise invalid(f"header '{name}' from the environment has characters that no header can have")
+            raise invalid(f"header '{name}' from the environment has characters that are not allowed in headers")
     return headers
 
 

@@ -31,7 +31,7 @@ MANY_CALLS: Final = 50
 BREAK_SECONDS: Final = 0.02
 #: Messages for a proxy's refusals; KServe servers do not return these statuses.
 _REFUSALS: Final = {
-    grpc.StatusCode.UNAUTHENTICATED: "it wants other credentials (UNAUTHENTICATED; 'authorization_env' names them)",
+    grpc.StatusCode.UNAUTHENTICATED: "it requires other credentials (UNAUTHENTICATED; 'authorization_env' names them)",
     grpc.StatusCode.PERMISSION_DENIED: "it forbids the request (PERMISSION_DENIED)",
 }
 _READY: Final = grpc.ChannelConnectivity.READY

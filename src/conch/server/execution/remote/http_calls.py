@@ -123,9 +123,9 @@ class RemoteHttpConnection(asyncio.Protocol):
 
 #: Messages for a proxy's refusals; KServe servers do not return these statuses.
 _REFUSALS: Final = {
-    401: "it wants other credentials (HTTP 401; 'authorization_env' names them)",
+    401: "it requires other credentials (HTTP 401; 'authorization_env' names them)",
     403: "it forbids the request (HTTP 403)",
-    407: "a proxy wants credentials (HTTP 407)",
+    407: "a proxy requires credentials (HTTP 407)",
 }
 _NO_SERVER: Final = "it is not a server for this protocol"
 #: Maximum number of connections to a server, with a request each; further requests wait for a connection.

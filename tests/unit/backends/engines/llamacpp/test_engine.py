@@ -202,7 +202,7 @@ def test_rows_of_queries_are_in_the_order_of_the_file(tmp_path: Path) -> None:
     [
         (peft("model.embed_tokens"), "has weights 'model.embed_tokens.lora_A.weight' that cannot be added"),
         (peft("model.layers.7.self_attn.q_proj"), "layers.7.self_attn.q_proj.lora_A.weight' that cannot be added"),
-        (peft(columns=8), "the matrices of 'model.layers.0.self_attn.q_proj' have another size"),
+        (peft(columns=8), "the matrices of 'model.layers.0.self_attn.q_proj' have a different size"),
     ],
 )
 def test_adapter_of_peft_that_does_not_fit_is_refused(tmp_path: Path, adapter: LoraWeights, message: str) -> None:
@@ -347,7 +347,7 @@ def test_image_is_read_in_the_place_of_its_tokens(
 @pytest.mark.parametrize(
     ("architecture", "values", "reason"),
     [
-        ("llama", {}, "mmproj.gguf is no projector of images or sounds (mmproj)"),
+        ("llama", {}, "mmproj.gguf is not a multimodal projector (mmproj)"),
         ("clip", {"clip.projector_type": "hunyuanvl"}, "of type 'hunyuanvl', which is not supported"),
         ("clip", {}, "llama-cpp-python was built without libmtmd"),
     ],
@@ -358,5 +358,5 @@ def test_model_whose_projector_does_not_load_reads_texts_alone(
     monkeypatch.setitem(sys.modules, "llama_cpp.mtmd_cpp", None if "libmtmd" in reason else mtmd_cpp)
     engine = open_engine("llamacpp", spec(tmp_path, **with_projector(tmp_path, architecture, **values)))
     assert not engine.media and engine.preparer is None
-    assert engine.warnings[0].startswith("it reads texts alone: ") and reason in engine.warnings[0]
+    assert engine.warnings[0].startswith("it reads only text: ") and reason in engine.warnings[0]
     assert tokens(finished_by_id(engine, request(1, [1, 3]))[1]) == [4, 8, 16, 32]

@@ -238,7 +238,7 @@ def test_adapters_of_several_ranks_share_the_weights(directory: Path, module: An
         ),
         ({"lm_head.lora_magnitude_vector": (4, 64)}, {}, r"lora_magnitude_vector\.weight' that cannot"),
         ({"lm_head.lora_A": (4, 64)}, {}, "the matrices of 'lm_head' do not match"),
-        ({"lm_head.lora_A": (4, 64), "lm_head.lora_B": (99, 4)}, {}, "the matrices of 'lm_head' have another size"),
+        ({"lm_head.lora_A": (4, 64), "lm_head.lora_B": (99, 4)}, {}, "the matrices of 'lm_head' have a different size"),
         ({}, {"use_dora": True}, "use_dora is not supported"),
         ({}, {"lora_alpha": None}, "must have a number 'lora_alpha'"),
     ],

@@ -112,7 +112,7 @@ def test_norm_gets_back_what_16_bits_do_not_hold(tmp_path: Path) -> None:
 def test_graph_with_other_weights_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path / "m.gguf", {QUERIES: (packed(values(), "Q4_1"), "Q4_1")})
     other = read_blocks(packed(-values(), "Q4_1"), file.tensors[QUERIES].type)
-    with pytest.raises(ConchError, match=r"engine .openvino. does not compute .* another matrix of 8 x 512"):
+    with pytest.raises(ConchError, match=r"engine .openvino. does not reproduce .* an additional matrix of 8 x 512"):
         correct(graph(other), file)
 
 

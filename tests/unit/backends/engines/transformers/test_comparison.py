@@ -40,7 +40,7 @@ def test_result_says_how_many_tokens_agree(folder: Path) -> None:
 def test_engine_that_computes_other_weights_is_refused(folder: Path) -> None:
     engine = open_engine("transformers", spec(folder / "wrong"))
     with pytest.raises(
-        ConchError, match=r"does not compute the weights of .*right: after a prompt of 3 tokens"
+        ConchError, match=r"does not reproduce the outputs of .*right: after a prompt of 3 tokens"
     ) as error:
         compare(engine, spec(folder / "right"), PROMPTS)
     assert error.value.code is Code.INVALID_ARG

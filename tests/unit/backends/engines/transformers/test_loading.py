@@ -264,7 +264,7 @@ def test_an_adapter_has_the_names_of_any_version_or_is_refused(names: str, place
     if not place:
         with pytest.raises(ConchError, match=f"weights '{names}.*that cannot be added"):
             engine.attach_adapter("own", weights)
-        assert "no place for its weights" in refusal(folder, adapters={"own": tmp_path / "own"}).message
+        assert "does not have its weights" in refusal(folder, adapters={"own": tmp_path / "own"}).message
         return
     engine.attach_adapter("own", weights)
     fixed = opened(folder, adapters={"own": tmp_path / "own"})

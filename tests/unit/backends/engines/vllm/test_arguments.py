@@ -67,7 +67,7 @@ def test_the_configuration_becomes_engine_arguments(tmp_path: Path) -> None:
     assert engine.features == frozenset(Feature) - {Feature.BEAMS}
     engine.add(EngineRequest(1, [5], Sampling(lora_name="b")))
     assert engines[-1].requests["1"][2] == LoRARequest("b", 2, str(adapters["b"]))
-    with pytest.raises(ConchError, match="is no LoRA adapter"):
+    with pytest.raises(ConchError, match="is not a LoRA adapter"):
         open_engine("vllm", spec(adapters={"c": tmp_path}))
 
 

@@ -134,7 +134,7 @@ def test_defaults_of_options_come_from_the_configuration(folder: Path) -> None:
 def test_labels_that_disagree_with_the_network_are_named(folder: Path, tmp_path: Path) -> None:
     task, _ = opened(folder)
     task.labels = [b"one", b"two"]  # type: ignore[attr-defined]
-    with pytest.raises(ConchError, match="gives 3 scores but the checkpoint has 2 labels"):
+    with pytest.raises(ConchError, match="returns 3 scores, but the checkpoint has 2 labels"):
         answer(task, request(text_input=[TEXTS[0]]))
 
 

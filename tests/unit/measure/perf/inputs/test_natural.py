@@ -156,7 +156,7 @@ def test_texts_are_no_longer_than_the_model_reads() -> None:
     parameters = {"conch.max_length": {"string_value": "64"}}
     model = read_model(TEXT_MODEL, {"max_batch_size": 8, "parameters": parameters}, "")
     assert samples(model, DataOptions()).sent == "texts of 10 to 60 tokens"
-    with pytest.raises(ConchError, match="--expect 1x65: model 'known' reads 64 tokens at most"):
+    with pytest.raises(ConchError, match="--expect 1x65: model 'known' reads at most 64 tokens"):
         samples(model, DataOptions(mix=parse_mix("1x65")))
 
 

@@ -261,7 +261,7 @@ async def test_a_lost_request_ends_its_sequence() -> None:
     assert "may have run there" in (await first.error()).message
     bench.executor.endpoints.mark(A, "", gone=True)
     for _ in range(2):
-        with pytest.raises(ConchError, match="has ended early, as grpc://a:1 has lost a request before this one"):
+        with pytest.raises(ConchError, match="has ended early, because grpc://a:1 has lost a request before this one"):
             bench.send(correlation_id=3)
     bench.send(correlation_id=3, flags=SEQUENCE_START)
     assert (await bench.servers[A].next()).request.flags == SEQUENCE_START
@@ -281,7 +281,7 @@ async def test_a_cancelled_request_without_a_response_ends_its_sequence(sent: bo
     cancelled.request.cancel()
     if not sent:
         call.answer()
-    assert "has ended early, as a request before this one was cancelled" in (await behind.error()).message
+    assert "has ended early, because a request before this one was cancelled" in (await behind.error()).message
     assert bench.servers[A].calls == []
 
 
@@ -304,7 +304,7 @@ async def test_a_sequence_that_starts_again_on_a_new_version_waits_for_the_last_
     last = old.send(correlation_id=3, flags=SEQUENCE_START)
     call = await old.servers[A].next()
     old.executor.retire()
-    with pytest.raises(ConchError, match="has ended early, as the model was reloaded or unloaded"):
+    with pytest.raises(ConchError, match="has ended early, because the model was reloaded or unloaded"):
         new.send(correlation_id=3)
     again = new.send(correlation_id=3, flags=SEQUENCE_START)
     await asyncio.sleep(0)
@@ -359,7 +359,7 @@ async def test_a_sequence_one_of_whose_requests_does_not_arrive_fails_as_a_whole
     (await bench.servers[A].next()).fail(failure)
     errors = [(await one.error()).message for one in sent[1:]]
     assert failure.message in errors[0]
-    assert [error.partition(", as")[0] for error in errors[1:]] == ["sequence 3 of model 'm' has ended early"] * 2
+    assert [error.partition(", because")[0] for error in errors[1:]] == ["sequence 3 of model 'm' has ended early"] * 2
     assert (bench.servers[A].tried, bench.servers[B].tried) == (2, 0)
     again = bench.send(correlation_id=3, flags=SEQUENCE_START)
     (await bench.servers[A].next()).answer()

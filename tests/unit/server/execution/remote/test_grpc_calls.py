@@ -155,7 +155,7 @@ async def test_a_request_is_sent_whole_and_its_answer_read() -> None:
         ((Status.UNAVAILABLE, "Socket closed, says the model"), Code.UNAVAILABLE, "Socket closed, says the model"),
         ((Status.INTERNAL, ""), Code.INTERNAL, "INTERNAL"),
         ((Status.DATA_LOSS, "gone"), Code.UNKNOWN, "gone"),
-        ((Status.UNAUTHENTICATED, "?"), Code.UNAVAILABLE, "it wants other credentials (UNAUTHENTICATED; "),
+        ((Status.UNAUTHENTICATED, "?"), Code.UNAVAILABLE, "it requires other credentials (UNAUTHENTICATED; "),
         ((Status.PERMISSION_DENIED, "?"), Code.UNAVAILABLE, "it forbids the request (PERMISSION_DENIED)"),
     ],
 )

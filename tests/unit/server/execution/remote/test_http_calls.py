@@ -133,7 +133,7 @@ async def test_outputs_in_json_are_read_too() -> None:
         (response(503, b'{"error": "too busy"}'), Code.UNAVAILABLE, "too busy"),
         (response(404, b'{"error": "no such row"}'), Code.NOT_FOUND, "no such row"),
         (response(502, b"<html>Bad  Gateway</html>"), Code.UNKNOWN, "<html>Bad Gateway</html>"),
-        (response(401), Code.UNAVAILABLE, "it wants other credentials (HTTP 401; 'authorization_env' names them)"),
+        (response(401), Code.UNAVAILABLE, "it requires other credentials (HTTP 401; 'authorization_env' names them)"),
         (response(403, b"no"), Code.UNAVAILABLE, "it forbids the request (HTTP 403)"),
         (response(200, b"[]"), Code.INTERNAL, "the response is not an inference response: TypeError"),
         (response(200, b"<html>"), Code.INTERNAL, "the response is not an inference response: it is not JSON"),

@@ -93,8 +93,8 @@ async def test_nothing_to_complete_it_from_is_said_with_a_way_out(tmp_path: Path
     assert raised.value.code is Code.UNAVAILABLE
     assert raised.value.message == (
         "the configuration of remote model 'mine' cannot be completed: grpc://127.0.0.1:1: no connection: Connection "
-        "refused; http://127.0.0.1:1: no connection: Connection refused. With input and output written in its "
-        "configuration it loads while its server is away"
+        "refused; http://127.0.0.1:1: no connection: Connection refused. With inputs and outputs in its "
+        "configuration, it can load while its server is unavailable"
     )
 
 
@@ -107,5 +107,5 @@ async def test_a_model_that_they_do_not_have_is_named(tmp_path: Path) -> None:
 async def test_a_decoupled_model_is_completed_over_grpc(tmp_path: Path) -> None:
     async with serving(DECOUPLED) as url:
         assert (await complete_remote(written(url), tmp_path)).model_transaction_policy.decoupled
-        with pytest.raises(ConchError, match="'mine' is decoupled, and its responses can only be passed on over gRPC"):
+        with pytest.raises(ConchError, match="'mine' is decoupled, and its responses can be forwarded only over gRPC"):
             await complete_remote(written(f"{url},http://127.0.0.1:1"), tmp_path)
