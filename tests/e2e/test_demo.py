@@ -252,7 +252,7 @@ class TestQuestions:
 
     def test_another_closest_sentence_is_an_error(self, console: Console) -> None:
         wrong = [RIGHT[0], *reversed(RIGHT[1:])]
-        with pytest.raises(ConchError, match="minilm_ensemble finds the wrong sentence closest"):
+        with pytest.raises(ConchError, match="minilm_ensemble ranks the wrong sentence first"):
             questions.query_embedders(self.Fake({"minilm": RIGHT, "minilm_ensemble": wrong}), console)
 
     @pytest.mark.parametrize("off", [2e-4, float("nan")])

@@ -60,7 +60,9 @@ TASK_PARAMETERS: Final = (
     Parameter(
         "max_seq_len", "tokens", "384", "`question-answering`: a window; a longer context is read in several windows"
     ),
-    Parameter("doc_stride", "tokens", "128, at most half a window", "`question-answering`: how far windows overlap"),
+    Parameter(
+        "doc_stride", "tokens", "128, at most half a window", "`question-answering`: overlap of consecutive windows"
+    ),
     Parameter(
         "handle_impossible_answer",
         "`true`, `false`",

@@ -340,14 +340,14 @@ class Checkpoint:
         return document
 
     def transformer_config(self, path: str = "") -> Mapping[str, Any]:
-        """Return sentence-transformers' configuration of the network in the folder ``path``; empty without one."""
+        """Return sentence-transformers' configuration of the network in the folder ``path``; empty if none."""
         names = (
             f"{path}/sentence_{name}_config.json" if path else f"sentence_{name}_config.json" for name in _BACKBONES
         )
         return next((config for name in names if (config := self.json(name))), {})
 
     def graph_file(self, engine: str) -> Path | None:
-        """Return the ONNX or OpenVINO file of the variant, or of a checkpoint without variants; None without one."""
+        """Return the ONNX or OpenVINO file of the variant, or of a checkpoint without variants, or None."""
         if self.variant is not None:
             fits = self.variant.engine == engine and self.variant.path
             return self.directory / self.variant.path if fits else None

@@ -103,7 +103,7 @@ class GgufFile:
         return float(value)
 
     def sizes(self, key: str) -> list[int]:
-        """Return a size in the metadata, or the sizes for each layer; empty without one.
+        """Return a size in the metadata, or the sizes for each layer; empty if none.
 
         Raises INVALID_ARG, naming the key, unless they are whole numbers from 0 to 2147483647.
         """
@@ -116,7 +116,7 @@ class GgufFile:
         return sizes
 
     def token(self, role: str) -> int | None:
-        """Return the id of a token with a role such as ``bos``, None without one.
+        """Return the id of a token with a role such as ``bos``, or None.
 
         Raises INVALID_ARG, naming the key, for an id outside the vocabulary.
         """
@@ -132,14 +132,14 @@ class GgufFile:
         return value
 
     def texts(self, key: str) -> list[str]:
-        """Return a list of texts in the metadata, empty without one. Raises INVALID_ARG for another type."""
+        """Return a list of texts in the metadata, empty if none. Raises INVALID_ARG for another type."""
         value: list[str] = self._typed(key, [], list, "a list of texts")
         if value and not isinstance(value[0], str):
             raise invalid(f"{self.path}: {key} must be a list of texts")
         return value
 
     def numbers(self, key: str) -> list[Any]:
-        """Return a list of numbers in the metadata, empty without one. Raises INVALID_ARG for another type."""
+        """Return a list of numbers in the metadata, empty if none. Raises INVALID_ARG for another type."""
         value = self.metadata.get(key)
         if value is None:
             return []

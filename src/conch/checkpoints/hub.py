@@ -71,7 +71,7 @@ class Location:
 
 
 def read_model_file(version_directory: Path) -> dict[str, Any]:
-    """Return the content of ``model.json``, empty without one. Raises INVALID_ARG if it is not a JSON object."""
+    """Return the content of ``model.json``, empty if none. Raises INVALID_ARG if it is not a JSON object."""
     path = version_directory / MODEL_FILE
     try:
         document = read_json(path)

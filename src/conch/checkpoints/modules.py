@@ -289,7 +289,7 @@ def family_of(checkpoint: Checkpoint) -> str:
 
 
 def retrieval_head(checkpoint: Checkpoint) -> str:
-    """Return the class of transformers for pages of documents (ColPali …) in config.json; empty without one."""
+    """Return the class of transformers for pages of documents (ColPali …) in config.json; empty if none."""
     names = checkpoint.config.get("architectures") or ()
     return next((name for name in names if name.endswith("ForRetrieval")), "")
 
@@ -300,7 +300,7 @@ def joined(path: str, name: str) -> str:
 
 
 def _count(checkpoint: Checkpoint, settings: Mapping[str, Any], name: str) -> int:
-    """Return a number in ``SETTINGS``, 0 without one. Raises INVALID_ARG unless it is a positive integer."""
+    """Return a number in ``SETTINGS``, 0 if none. Raises INVALID_ARG unless it is a positive integer."""
     size = settings.get(name)
     if size is None:
         return 0

@@ -96,7 +96,7 @@ class Options:
     max_text_bytes: int = _parameter(
         0,
         "bytes",
-        "32 for each token that the model takes, 1 MiB at least",
+        "32 for each token that the model takes, at least 1 MiB",
         "the longest text that is read at all: a longer one is refused before it is tokenised",
     )
     truncation: str = _parameter(

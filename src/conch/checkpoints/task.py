@@ -238,7 +238,7 @@ def _generation(architecture: str, kind: str, config: Mapping[str, Any], card: s
 
 
 def pipeline_tag(readme: str) -> str:
-    """Return the ``pipeline_tag`` in the front matter of a model card; empty without one."""
+    """Return the ``pipeline_tag`` in the front matter of a model card; empty if none."""
     lines = readme.lstrip("\ufeff").splitlines()
     if not lines or lines[0].strip() != "---":
         return ""

@@ -79,7 +79,7 @@ class ProcessorFact:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFact:
-    """Memory in bytes; ``limit`` is the control group's, 0 without one. ``memfd`` is needed to share tensors."""
+    """Memory in bytes; ``limit`` is the control group's, 0 if none. ``memfd`` is needed to share tensors."""
 
     total: int
     available: int
@@ -452,9 +452,9 @@ def sections(facts: Facts, suggestions: Sequence[Advice]) -> Iterator[Section]:
     memory, limits = facts.memory, facts.limits
     yield _facts("Memory and limits", [
         ("memory", _free(memory.available, memory.total)),
-        ("control group", f"at most {_size(memory.limit)}" if memory.limit else "sets no limit"),
-        ("/dev/shm", _free(memory.shm_free, memory.shm_total) if memory.shm_total else "not there"),
-        ("memfd", "there" if memory.memfd else "not there"),
+        ("control group", f"at most {_size(memory.limit)}" if memory.limit else "no limit"),
+        ("/dev/shm", _free(memory.shm_free, memory.shm_total) if memory.shm_total else "not available"),
+        ("memfd", "available" if memory.memfd else "not available"),
         ("open files", _range(limits.nofile)), ("locked memory", _range(limits.memlock, bytes_=True)),
     ])  # fmt: skip
     yield _facts(

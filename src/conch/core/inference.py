@@ -298,7 +298,7 @@ class InferRequest:
         #: The longest sequence (tokens, frames …) and the number of sequences; 0 until a worker has counted them.
         self.length = 0
         self.sequences = 0
-        #: The tensors in shared memory regions; None without any.
+        #: The tensors in shared memory regions, or None.
         self.shared: SharedTensors | None = None
         #: Owner of the prepared form of this request; drops it when the request ends.
         self.holder: Holder | None = None

@@ -101,7 +101,7 @@ def _holds_models(path: Path) -> bool:
 
 
 def similar_directory(path: Path) -> str:
-    """Return a suggestion of the directory beside ``path`` that has the most similar name; empty without one."""
+    """Return a suggestion of the directory beside ``path`` that has the most similar name; empty if none."""
     try:
         beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
     except OSError:

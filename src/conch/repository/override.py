@@ -143,7 +143,7 @@ def describe_override(
 
 
 def read_override(name: str, config: str | None) -> ModelConfig | None:
-    """Parse the overriding configuration, None without one.
+    """Parse the overriding configuration; return None if there is none.
 
     Raises :class:`PollError` if the JSON is not a configuration.
     """

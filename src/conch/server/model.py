@@ -22,7 +22,7 @@ from conch.config.schema import ModelConfig, datatype, implementation
 from conch.config.signature import full_shape, parameters, platform
 from conch.config.signature import signature as make_signature
 from conch.core.errors import Code, ConchError, did_you_mean, invalid, unavailable, unsupported
-from conch.core.inference import InferRequest, InferResponse, ModelSignature
+from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.core.tensors import WireTensor
 from conch.core.validation import validate_request
 from conch.machine import logs
@@ -56,11 +56,12 @@ _MOST_UNKNOWN = 64
 class CheckParameters:
     """Checks the parameter names of requests to ``model``; raises INVALID_ARG for a name that is not accepted."""
 
-    def __init__(self, model: str, accepted: RequestParameters, inputs: Iterable[str]) -> None:
+    def __init__(self, model: str, accepted: RequestParameters, inputs: Mapping[str, TensorSpec]) -> None:
         self._model = model
         self._names = accepted.names | _PROTOCOL
         self._others = accepted.others
         self._inputs = frozenset(inputs)
+        self._required = [name for name, spec in inputs.items() if not spec.optional]
         self._known = accepted.names | self._inputs
         # Cached, because the comparison with all known names takes longer than the rest of a small request.
         self._cached_problem = lru_cache(_REMEMBERED)(self._problem)
@@ -82,8 +83,12 @@ class CheckParameters:
             if self._others:
                 return ""
             return f"'{name}' is an input of model '{self._model}', not a parameter: send it as a tensor"
-        likeness = _MISSPELT if self._others else _SUGGESTED
-        hint = did_you_mean(name, self._known, likeness=likeness)
+        if self._others:
+            hint = did_you_mean(name, self._known, likeness=_MISSPELT)
+        else:
+            # A required input that begins with the name is a better guess than a more similar optional one.
+            begun = [required for required in self._required if required.startswith(name)]
+            hint = did_you_mean(name, begun or self._known, likeness=0 if begun else _SUGGESTED)
         if hint:
             return f"parameter '{name}' is not known to model '{self._model}'; {hint}"
         if self._others:

@@ -14,6 +14,7 @@ from tests.unit.server.test_model import FakeExecutor
 
 INPUTS = """
     input [{ name: "text_input" data_type: TYPE_STRING dims: [1] },
+           { name: "text_pair" data_type: TYPE_STRING dims: [1] optional: true },
            { name: "top_k" data_type: TYPE_INT32 dims: [1] optional: true }]
 """
 GENERATES = 'parameters { key: "task" value { string_value: "text-generation" } }'
@@ -41,12 +42,13 @@ def test_requests_of_other_backends_may_have_any_parameters(backend: str) -> Non
 
 def test_misspelt_input_is_refused_with_the_right_name() -> None:
     assert refusal("huggingface", "tpo_k") == "parameter 'tpo_k' is not known to model 'm'; did you mean 'top_k'?"
+    assert "did you mean 'text_input'?" in refusal("huggingface", "text")  # optional inputs are more similar
 
 
 def test_unknown_name_is_refused_with_all_that_exist() -> None:
     assert refusal("huggingface", "zzz") == (
         "parameter 'zzz' is not known to model 'm'; its requests have add_special_tokens, max_length, max_pair_tokens, "
-        "prompt, skip_special_tokens, text_input, top_k, truncation"
+        "prompt, skip_special_tokens, text_input, text_pair, top_k, truncation"
     )
 
 

@@ -56,7 +56,7 @@ class StepBudget:
             self._token = seconds / tokens
 
     def _nearest(self, rows: int) -> int:
-        """Return the number of sequences nearest to ``rows`` whose duration is known, 0 without one."""
+        """Return the number of sequences nearest to ``rows`` whose duration is known, 0 if none."""
         return min(self._decode, key=lambda known: max(known / rows, rows / known), default=0)
 
     def _decode_seconds(self, rows: int, nearest: int) -> float:

@@ -168,7 +168,7 @@ _TEXT: Final = re.compile(rb'(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
 def _end_of_text(before: bytearray, written: bytes, start: int) -> int:
-    """Return the index after the quote that ends a text, which ``written`` continues at ``start``; -1 without one."""
+    """Return the index after the quote that ends a text, which ``written`` continues at ``start``; -1 if none."""
     if _backslashes(before) % 2:
         start += 1  # an escaped character
     match = _TEXT.match(written, start)

@@ -23,7 +23,7 @@ _HEADS: Final = re.compile("eagle|medusa|speculator|mtp", re.IGNORECASE)
 
 
 def speculative_method(options: Options) -> str:
-    """Return the method of speculative decoding, empty without one. Raises INVALID_ARG for contradictory parameters."""
+    """Return the method of speculative decoding, empty if none. Raises INVALID_ARG for contradictory parameters."""
     named, model = options.text("speculative_method"), options.text("speculative_model")
     method = named or ("draft_model" if model else "")
     if method not in ("", *METHODS):
@@ -66,7 +66,7 @@ def draft_spec(spec: EngineSpec, engine: str) -> EngineSpec:
 
 
 def find_draft(checkpoint: Checkpoint, tokenizer: TextTokenizer | None) -> Path | None:
-    """Return the draft model that a checkpoint's options name, None without one.
+    """Return the draft model that a checkpoint's options name, or None.
 
     Raises INVALID_ARG for a path that is not a model, and for a model whose tokens differ from those of
         ``tokenizer``. Heads
@@ -126,7 +126,7 @@ def _difference(tokenizer: TextTokenizer, draft: TextTokenizer) -> str:
 
 
 def _size(config: dict[str, Any]) -> int:
-    """Return the size of the vocabulary in a configuration, 0 without one."""
+    """Return the size of the vocabulary in a configuration, 0 if none."""
     inner = config.get("text_config")
     sizes = [part.get("vocab_size") for part in (config, inner) if isinstance(part, dict)]
     return next((size for size in sizes if type(size) is int), 0)

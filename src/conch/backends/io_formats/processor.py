@@ -88,7 +88,7 @@ class MediaProcessor:
         self._parts: dict[str, bool] = {}
 
     def items(self, request: Request) -> list[MediaItem]:
-        """Return the items of a request; empty without any.
+        """Return the items of a request; empty if none.
 
         Raises INVALID_ARG for files that cannot be read, or are too many or too large.
         """

@@ -15,7 +15,7 @@ def shortened(messages: Messages, fits: Callable[[Messages], bool]) -> Messages 
     """Return the conversation without its oldest messages: as few as necessary are dropped. None if nothing fits.
 
     System messages at the beginning stay. The rest begins with a message of the user, or, if the last of them is
-    dropped too, with another one that is no result of a tool.
+    dropped too, with another message that is not the result of a tool.
     """
     lead = next((index for index, message in enumerate(messages) if message.get("role") != "system"), len(messages))
     roles = [message.get("role") for message in messages]

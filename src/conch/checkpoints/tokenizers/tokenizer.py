@@ -135,7 +135,7 @@ def _flags(token: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str:
-    """Return the text of a token in a JSON file; empty without one."""
+    """Return the text of a token in a JSON file; empty if none."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else ""
 
@@ -250,7 +250,7 @@ class TextTokenizer(ABC):
         """Return a token as written in the vocabulary."""
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of the token that alone has this text, None without one."""
+        """Return the id of the token that alone has this text, or None."""
         ids = self.encode(text, special_tokens=False)
         return ids[0] if len(ids) == 1 and text in (self.token(ids[0]), self.piece(ids[0])) else None
 

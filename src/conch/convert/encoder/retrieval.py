@@ -345,11 +345,11 @@ def convertible(checkpoint: Checkpoint, *, whole: bool) -> EmbeddingModel:
     for first in networks:
         if predicts_tokens(first) and (not whole or contained(model, first) is None):
             problem = (
-                "its tasks pool the same logits of words in different ways, so that its graph would have to give the "
+                "its tasks pool the same logits of words in different ways, so its graph would have to return the "
                 "logits of all words at all positions"
             )
     if problem:
-        raise unsupported(f"'{checkpoint.source}' is not converted, as {problem}: serve the checkpoint itself")
+        raise unsupported(f"'{checkpoint.source}' cannot be converted, because {problem}: serve the checkpoint itself")
     return model
 
 

@@ -80,7 +80,7 @@ class RayCommandOptions(ReplicaOptions):
         None, _REPLICAS, "Maximum number of replicas of each model (default: the minimum)."
     )
     http_port: _Port = option(
-        8000, _PORTS, "HTTP port of the ingress on every node; 0 for a free one, as for several nodes on one machine."
+        8000, _PORTS, "HTTP port of the ingress on every node; 0 for a free port, as needed on one machine."
     )
     grpc_port: _Port = option(8001, _PORTS, "gRPC port of the ingresses.")
     metrics_port: _Port = option(8002, _PORTS, "Metrics port of the ingresses.")

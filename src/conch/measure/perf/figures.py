@@ -42,7 +42,7 @@ class LatencyFigures:
 
 
 def average_of(latency: LatencyFigures | None) -> float:
-    """Return the average of a distribution; 0 without one."""
+    """Return the average of a distribution; 0 if it is empty."""
     return latency.average if latency is not None else 0.0
 
 

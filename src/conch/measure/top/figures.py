@@ -136,7 +136,7 @@ def _grown(first: ModelCounts, last: ModelCounts, histogram: str) -> Buckets:
 
 
 def quantile(rank: float, buckets: Mapping[float, float]) -> float | None:
-    """Return a quantile of cumulative ``buckets``, interpolated within one, as Prometheus does; None without any.
+    """Return a quantile of cumulative ``buckets``, interpolated within one, as Prometheus does; None if there are none.
 
     A quantile above the last finite bound is that bound.
     """

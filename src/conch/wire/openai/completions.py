@@ -46,7 +46,7 @@ class CompletionPlan(ResponsePlan):
 class CompletionRequest(Decoding):
     """A checked completion request; every prompt, a text or token ids, gets ``n`` choices.
 
-    ``suffix`` is the text after the completions, empty without one.
+    ``suffix`` is the text after the completions, empty if none.
     """
 
     prompts: list[str | list[int]]

@@ -39,7 +39,9 @@ def test_a_dense_model_with_one_network_is_converted(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_network_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConchError, match="is not converted, as its module 'StaticEmbedding' has no network to export"):
+    with pytest.raises(
+        ConchError, match="cannot be converted, because its module 'StaticEmbedding' has no network to export"
+    ):
         convertible(folder(tmp_path, "StaticEmbedding", "Normalize"), whole=True)
 
 
@@ -49,7 +51,9 @@ def test_a_model_of_document_pages_is_refused(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["ColPaliForRetrieval"]}))
     checkpoint = Checkpoint.open(tmp_path, Options(task="feature-extraction"))
-    with pytest.raises(ConchError, match="is not converted, as its network reads pages of documents as texts with"):
+    with pytest.raises(
+        ConchError, match="cannot be converted, because its network reads pages of documents as texts with"
+    ):
         convertible(checkpoint, whole=True)
 
 
@@ -62,5 +66,7 @@ def test_a_model_whose_tasks_pool_logits_differently_is_refused(tmp_path: Path) 
     for strategy, name in zip(("sum", "max"), types, strict=True):
         (router / name).mkdir()
         (router / name / "config.json").write_text(json.dumps({"pooling_strategy": strategy}))
-    with pytest.raises(ConchError, match="is not converted, as its tasks pool the same logits of words in different"):
+    with pytest.raises(
+        ConchError, match="cannot be converted, because its tasks pool the same logits of words in different"
+    ):
         convertible(checkpoint, whole=True)

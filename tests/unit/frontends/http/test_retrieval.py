@@ -172,8 +172,8 @@ async def test_body_shows_whose_client_asks_at_a_shared_path(site: Site) -> None
         ("/v2/embed", {"model": "ranker", "texts": ["a"]}, 400, "/rerank"),
         ("/embed", {"model": "ranker", "inputs": "a"}, 424, "/rerank"),
         ("/v2/models/embedder/rerank", {"query": "q", "texts": ["a"]}, 424, "/embed"),
-        ("/predict", {"inputs": "a"}, 424, "no model that classifies texts"),
-        ("/classify", {"input": "a"}, 400, "no model that classifies texts"),
+        ("/predict", {"inputs": "a"}, 424, "no model of this server classifies texts"),
+        ("/classify", {"input": "a"}, 400, "no model of this server classifies texts"),
     ],
 )
 async def test_model_that_cannot_serve_a_route_is_refused_with_the_route_that_can(

@@ -164,7 +164,7 @@ async def test_weights_larger_than_the_memory_left_are_refused_with_the_sum(tmp_
         await ledger.check(_files(tmp_path, 20 * GIBIBYTE), 1, _config("huggingface"))
     assert refused.value.code is Code.UNAVAILABLE
     assert refused.value.message == (
-        "model 'm' version 1 does not fit into memory: its weights (model.safetensors) take 20.0 GiB at least, and the "
+        "model 'm' version 1 does not fit into memory: its weights (model.safetensors) take at least 20.0 GiB, and the "
         "machine has 12.0 GiB left of 24.0 GiB; unload other models, or start the server with "
         "--check-memory-on-load=false to try it anyway"
     )

@@ -64,7 +64,7 @@ def test_images_are_divided_into_requests_that_fit_in_memory() -> None:
 @pytest.mark.parametrize(
     ("endpoint", "members", "refusal"),
     [
-        ("embeddings", {"input": [{"image": "https://a.b/c.png"}]}, "'input[0].image' is the address of an image, and"),
+        ("embeddings", {"input": [{"image": "https://a.b/c.png"}]}, "'input[0].image' is the URL of an image, and"),
         ("embeddings", {"input": [{"image": "ftp://a"}]}, "'input[0].image' is \"ftp://a\"; it must be a data URL"),
         ("embeddings", {"input": [{"image": "data:image/png;base64,?"}]}, "'input[0].image' is not base64"),
         ("embeddings", {"input": [{"image": "data:image/png;base64,"}]}, "'input[0].image' has no content"),
@@ -83,7 +83,7 @@ def test_images_are_divided_into_requests_that_fit_in_memory() -> None:
         (
             "cohere_embed",
             {"inputs": [{"content": [{"type": "image_url", "image_url": "http://a/b"}]}]},
-            "'inputs[0].content[0].image_url' is the address of an image",
+            "'inputs[0].content[0].image_url' is the URL of an image",
         ),
         ("cohere_embed", {"inputs": [{"content": [{"type": "video"}]}]}, "must be text or image_url"),
     ],

@@ -250,7 +250,7 @@ class _Statistics:
 
 
 def _obstacle(spec: EngineSpec) -> str:
-    """Return the argument that prevents a comparison with transformers, in a sentence; empty without one."""
+    """Return the argument that prevents a comparison with transformers, in a sentence; empty if none."""
     changing = next((name for name in _CHANGING if spec.arguments.get(name) not in (None, "auto")), None)
     return f"the engine argument '{changing}' changes what vLLM computes" if changing is not None else ""
 

@@ -91,7 +91,7 @@ class ImageTextPipeline(NetworkPipeline):
         for row, data in enumerate(files):
             if bool(data) == bool(texts and texts[row]):
                 has = "both a text and an image" if data else "neither a text nor an image"
-                raise invalid(f"row {row} has {has}; the model embeds one of them per row")
+                raise invalid(f"row {row} has {has}; the model embeds either a text or an image per row")
         encoded = self._of_texts(request, [text for text in texts if text], prompt, task)
         pictures = iter(media.images([files[row] for row in rows], pixels=self._pixels))
         own = iter(encoded.sequences)

@@ -47,7 +47,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """Requests in flight or waiting: their number, and the due time of the first (ns, 0 without any)."""
+    """Requests in flight or waiting: their number, and the due time of the first (ns, 0 if none)."""
 
     count: int = 0
     first_due: int = 0

@@ -53,7 +53,7 @@ class ResourceFigures:
 
     @property
     def gpu_utilisation(self) -> float | None:
-        """The average utilization of the GPUs; None without any."""
+        """The average utilization of the GPUs, or None."""
         return fmean(gpu.utilisation for gpu in self.gpus.values()) if self.gpus else None
 
 

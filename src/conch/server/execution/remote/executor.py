@@ -472,7 +472,7 @@ class RemoteExecutor(Executor):
         return self._settings.repeat_lost and not self._decoupled and not request.correlation_id
 
     def _ends(self, request: InferRequest) -> float | None:
-        """The deadline of a request (s, monotonic), from the configuration and the request; None without one."""
+        """The deadline of a request (s, monotonic), from the configuration and the request, or None."""
         limits = [seconds for seconds in (self._settings.timeout, request.timeout / 1e6) if seconds]
         return request.times.queued / 1e9 + min(limits) if limits else None
 

@@ -123,7 +123,7 @@ def test_vectors_may_differ_from_the_weights_by_the_rounding_of_their_type(
 ) -> None:
     file = file_with(tmp_path, kind)
     expected = np.array([[3, 0], [0, 2]], np.float32)
-    assert "agree, with a cosine of 0.9" in require_alike(file, expected + [[0, 3 * turned], [0, 0]], expected)
+    assert "agree, with a cosine of at least 0.9" in require_alike(file, expected + [[0, 3 * turned], [0, 0]], expected)
     with pytest.raises(ConchError, match=r"does not reproduce the outputs of .*: the cosine of a token's vector"):
         require_alike(file, expected + [[0, 0], [3 * turned, 0]], expected)
     with pytest.raises(ConchError, match="vectors of another size"):
