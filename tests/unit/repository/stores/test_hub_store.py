@@ -82,7 +82,7 @@ def test_changed_file_is_another_fingerprint(hub: FakeHub, tmp_path: Path) -> No
 
 def test_checkpoint_is_reported_with_the_command_that_serves_it(hub: FakeHub, tmp_path: Path) -> None:
     assert "conch serve org/bert" in refusal(tmp_path, "hf://org/bert").message
-    assert "give hf://org/name/models" in refusal(tmp_path, "hf://org/name").message
+    assert "use hf://org/name/models" in refusal(tmp_path, "hf://org/name").message
 
 
 def test_missing_or_private_repository_is_reported(
