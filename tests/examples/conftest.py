@@ -1,4 +1,4 @@
-"""One server with the models of all examples, tiny checkpoints standing in for the ones that they download."""
+"""One server with the models of all examples, loaded when they are used; tiny checkpoints stand in for downloads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.oracle.run import wait_until_ready
 from tests.servers import ConchServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -91,13 +90,11 @@ def run(environment: dict[str, str]) -> Run:
 
 
 @pytest.fixture(scope="package")
-def repository(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
-    """All models of all examples in one repository; the adapter of ``lora`` has been trained."""
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All models of all examples in one repository."""
     repository = tmp_path_factory.mktemp("models")
     for folder in sorted(EXAMPLES.glob("*/models/*")):
         shutil.copytree(folder, repository / folder.name, ignore=shutil.ignore_patterns("__pycache__", "adapters"))
-    adapter = repository / "storyteller" / "adapters" / "pirate"
-    run("lora/train.py", "--steps=40", f"--target={adapter}")
     return repository
 
 
@@ -106,7 +103,5 @@ def server(
     repository: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ConchServer]:
     log = tmp_path_factory.mktemp("log") / "server.log"
-    with ConchServer(repository, log=log, env=environment, wait=False) as server:
-        assert server.process is not None
-        wait_until_ready(server.http, server.process, timeout=500)  # eighteen workers, most of which import torch
+    with ConchServer(repository, "--model-control-mode=on-demand", log=log, env=environment) as server:
         yield server

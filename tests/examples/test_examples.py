@@ -16,11 +16,7 @@ from tests.examples.conftest import EXAMPLES, Run
 from tests.servers import ConchServer
 from tests.task_checkpoints import image_file, sound_file, tone
 
-# The first test that needs it starts the server, and with it eighteen workers.
 pytestmark = pytest.mark.timeout(600)
-#: For tests with the server: its workers take as much processor time as a minute of other tests, and each of its tasks
-#: has tests of its own.
-served = pytest.mark.slow
 
 
 def generate(server: ConchServer, model: str, **body: Any) -> dict[str, Any]:
@@ -31,7 +27,6 @@ def generate(server: ConchServer, model: str, **body: Any) -> dict[str, Any]:
     return answer
 
 
-@served
 def test_reranking_prints_every_document_best_first(server: ConchServer, run: Run) -> None:
     lines = run("reranking/ask.py", f"--url={server.grpc}").splitlines()
     scores = [float(line.split()[0]) for line in lines]
@@ -39,14 +34,12 @@ def test_reranking_prints_every_document_best_first(server: ConchServer, run: Ru
     assert scores == sorted(scores, reverse=True)
 
 
-@served
 def test_semantic_search_finds_what_means_the_same(server: ConchServer) -> None:
     answer = generate(server, "search", query="When will my parcel be here?")
     assert answer["document"][0] == "Parcels arrive within three working days."
     assert answer["similarity"] == sorted(answer["similarity"], reverse=True)
 
 
-@served
 def test_semantic_search_answers_rows_and_requests_apart(server: ConchServer) -> None:
     queries = ["How do I change my password?", "When is the shop open?", "Is there a gift card?"]
     with ThreadPoolExecutor(3) as pool:
@@ -54,7 +47,6 @@ def test_semantic_search_answers_rows_and_requests_apart(server: ConchServer) ->
     assert [answer.split()[0] for answer in answers] == ["Passwords", "The", "Gift"]
 
 
-@served
 def test_hybrid_search_fuses_the_ranks_of_both_vectors(server: ConchServer, run: Run) -> None:
     lines = run("hybrid_search/search.py", "printer ink", f"--url=http://{server.http}").splitlines()
     scores = [float(line.split()[0]) for line in lines]
@@ -64,7 +56,6 @@ def test_hybrid_search_fuses_the_ranks_of_both_vectors(server: ConchServer, run:
     assert any("Ink is delivered" in line for line in lines)
 
 
-@served
 def test_late_interaction_sorts_the_candidates_of_faiss(server: ConchServer, run: Run) -> None:
     lines = run("late_interaction/search.py", f"--url=http://{server.http}").splitlines()
     scores = [float(line.split()[0]) for line in lines]
@@ -73,7 +64,7 @@ def test_late_interaction_sorts_the_candidates_of_faiss(server: ConchServer, run
     assert {line.split(maxsplit=1)[1].split()[0] for line in lines} >= {"Films", "Books"}
 
 
-@served
+@pytest.mark.slow
 def test_speech_prints_text_and_chunks(server: ConchServer, run: Run, tmp_path: Path) -> None:
     recording = tmp_path / "recording.wav"
     recording.write_bytes(sound_file(tone(1.5)))
@@ -82,7 +73,7 @@ def test_speech_prints_text_and_chunks(server: ConchServer, run: Run, tmp_path: 
     assert all(re.match(r" *\d+\.\d\d s  ", line) for line in lines[1:] if line)
 
 
-@served
+@pytest.mark.slow
 def test_tool_is_called_and_its_result_is_read(server: ConchServer, run: Run) -> None:
     output = run("tool_calling/ask.py", f"--url=http://{server.http}/v1")
     call = re.match(r"(?s)weather\((.*?\})\)\n", output)  # random weights write white space, too
@@ -91,7 +82,7 @@ def test_tool_is_called_and_its_result_is_read(server: ConchServer, run: Run) ->
     assert output[call.end() :].strip()
 
 
-@served
+@pytest.mark.slow
 def test_cascade_asks_the_large_model_only_where_the_small_one_is_unsure(server: ConchServer) -> None:
     texts = ["I walk to the market.", "Hello!", "Anna Smith takes a bus.", "How can you be sure?", "numbers", "open"]
     by = []
@@ -105,8 +96,9 @@ def test_cascade_asks_the_large_model_only_where_the_small_one_is_unsure(server:
     assert "large" in by
 
 
-@served
-def test_adapter_changes_what_the_request_that_names_it_gets(server: ConchServer) -> None:
+@pytest.mark.slow
+def test_adapter_changes_what_the_request_that_names_it_gets(server: ConchServer, repository: Path, run: Run) -> None:
+    run("lora/train.py", "--steps=40", f"--target={repository / 'storyteller' / 'adapters' / 'pirate'}")
     body = {"text_input": "Good morning", "max_tokens": 12, "exclude_input_in_output": True}
     plain = generate(server, "storyteller", **body)
     adapted = generate(server, "storyteller", **body, sampling_parameters='{"lora_name": "pirate"}')
@@ -114,7 +106,7 @@ def test_adapter_changes_what_the_request_that_names_it_gets(server: ConchServer
     assert plain["text_output"] == generate(server, "storyteller", **body)["text_output"]
 
 
-@served
+@pytest.mark.slow
 def test_ensemble_classifies_the_masked_text(server: ConchServer) -> None:
     answer = generate(server, "review", text="Write to ada@example.org or call 030 123456.")
     assert answer["redacted"] == "Write to [mail] or call [phone]."
@@ -122,7 +114,7 @@ def test_ensemble_classifies_the_masked_text(server: ConchServer) -> None:
     assert (answer["label"], answer["score"]) == (alone["label"], pytest.approx(alone["score"]))
 
 
-@served
+@pytest.mark.slow
 def test_streaming_sends_pieces_that_join_to_what_generate_writes(server: ConchServer, hub: Path) -> None:
     import transformers
 
@@ -139,7 +131,7 @@ def test_streaming_sends_pieces_that_join_to_what_generate_writes(server: ConchS
     assert "".join(event["text"] for event in events) == tokenizer.decode(written, skip_special_tokens=True)
 
 
-@served
+@pytest.mark.slow
 def test_custom_batcher_runs_texts_of_one_length_together_and_answers_as_the_embedder(server: ConchServer) -> None:
     texts = [*["Where is the library?"] * 6, "A longer sentence, which says rather more about the way to the station."]
     with ThreadPoolExecutor(len(texts)) as pool:
@@ -151,7 +143,7 @@ def test_custom_batcher_runs_texts_of_one_length_together_and_answers_as_the_emb
         assert (rows <= 6, columns <= 8) == (True, True) if text == texts[0] else (rows, columns > 8) == (1, True)
 
 
-@served
+@pytest.mark.slow
 def test_custom_batcher_refuses_what_is_not_text_and_continues(server: ConchServer) -> None:
     import tritonclient.grpc as grpcclient
 
@@ -166,7 +158,7 @@ def test_custom_batcher_refuses_what_is_not_text_and_continues(server: ConchServ
     assert generate(server, "buckets", text="Hello!")["batch"][0] == 1
 
 
-@served
+@pytest.mark.slow
 def test_image_classifier_prints_labels_best_first(server: ConchServer, run: Run, tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     picture.write_bytes(image_file())
