@@ -199,9 +199,7 @@ def _of_engines(facts: Facts) -> Iterator[Advice]:
         yield Advice("no engine for checkpoints is installed: only models in Python can be served", torch.install)
     elif facts.processor.features["VNNI"] and not facts.gpus.devices and not openvino.version:
         yield Advice(
-            "the processor has VNNI, which int8 models on OpenVINO use: where conch convert was measured, an encoder "
-            "ran 4 times as fast as on PyTorch",
-            openvino.install,
+            "the processor has VNNI, which makes int8 models on OpenVINO faster (conch convert)", openvino.install
         )
     if torch.version and not facts.package("transformers").version:
         yield Advice("torch is installed without transformers", facts.package("transformers").install)

@@ -421,7 +421,7 @@ def _measure(
         conversion.warn(
             [
                 f"--seconds {conversion.plan.seconds:g} is too little: to run {', '.join(networks)} twice at each of "
-                f"{len(conversion.shapes)} shapes took {taken:.0f} s where {seconds:.0f} were left"
+                f"{len(conversion.shapes)} shapes took {taken:.0f} s, but only {seconds:.0f} s were left"
             ]
         )
     for name, latencies in measured.items():

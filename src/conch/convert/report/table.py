@@ -270,7 +270,7 @@ def conditions(manifest: Manifest) -> str:
     return (
         f"{machine['processor']}, {settings.get('threads', '?')} of {machine['cores']} cores; load average "
         f"{machine['load_before']:.1f} before and {machine['load_during']:.1f} during; {interference(manifest)}; "
-        f"{runs[0]} to {runs[-1]} runs a figure, {busy} of {len(runs)} figures busy"
+        f"{runs[0]} to {runs[-1]} runs per figure, {busy} of {len(runs)} figures busy"
     )
 
 

@@ -150,7 +150,7 @@ class Measured:
             )
         if self.limit and self._per_second > NEAR_LIMIT * self.limit:
             yield (
-                f"{self._per_second:,.0f} requests a second are {self._per_second / self.limit:.0%} of the"
+                f"{self._per_second:,.0f} requests per second are {self._per_second / self.limit:.0%} of the"
                 f" {self.limit:,.0f} that the senders can reach at this level, so the figures depend on the senders too"
             )
 
@@ -176,8 +176,8 @@ class Measured:
         if self._behind:
             throughput = self.figures.requests / self.figures.seconds
             yield (
-                f"{throughput:.1f} of {self.rate:g} requests a second completed, and {self.unfinished} have waited for "
-                f"up to {self.oldest:.1f} s: latencies grow as long as this continues"
+                f"{throughput:.1f} of {self.rate:g} requests per second completed, and {self.unfinished} have waited "
+                f"for up to {self.oldest:.1f} s: latencies grow as long as this continues"
             )
         if self.failed:
             sent = self.failed + self.figures.requests

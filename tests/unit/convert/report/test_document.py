@@ -130,7 +130,7 @@ def test_warnings_stand_before_the_figures() -> None:
 def test_conditions_tell_the_machine_and_how_quiet_it_was() -> None:
     assert table.conditions(MANIFEST) == (
         "Some CPU, 2 of 2 cores; load average 0.3 before and 2.0 during; other processes used 3% of the cores; "
-        "60 to 60 runs a figure, 0 of 6 figures busy"
+        "60 to 60 runs per figure, 0 of 6 figures busy"
     )
     assert "measured on: Some CPU" in markdown(table.short_report(MANIFEST))
     assert table.conditions(replace(MANIFEST, machine={})) == "cpu, 2 threads"

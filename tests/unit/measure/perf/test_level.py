@@ -97,9 +97,9 @@ def test_requests_of_the_level_before_that_end_late_are_not_of_this_one() -> Non
 def test_a_rate_that_the_server_does_not_follow_is_reported(answered: int) -> None:
     plan = PerfPlan("m", Address("h", 1), interval=1.0, rates=Levels(200, 200, 1))
     _, measured = take(FakeSenders(lambda second: answered, waiting=50), plan)
-    told = [warning for warning in measured.warnings if "of 200 requests a second" in warning]
+    told = [warning for warning in measured.warnings if "of 200 requests per second" in warning]
     assert [warning.partition(":")[0] for warning in told] == (
-        ["100.0 of 200 requests a second completed, and 50 have waited for up to 0.0 s"] if answered == 100 else []
+        ["100.0 of 200 requests per second completed, and 50 have waited for up to 0.0 s"] if answered == 100 else []
     )
 
 

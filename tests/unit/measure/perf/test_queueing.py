@@ -83,7 +83,7 @@ def test_errors_are_counted_and_fast_ones_make_no_latency_shorter() -> None:
 
 
 def test_a_server_that_freezes_is_seen_by_all_whom_it_keeps_waiting() -> None:
-    """An open load of 200 requests a second: 200 are due in the second, and the later one is, the less it waits."""
+    """An open load of 200 requests per second: 200 are due in the second, and the later one is, the less it waits."""
     with running(KnownServer(freezes_after=140)) as server:
         plan = plan_of(server, interval=3.0, rates=Levels(RATE, RATE, 1))
         with Measurement(plan) as measurement:

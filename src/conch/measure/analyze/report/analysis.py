@@ -187,8 +187,8 @@ class Analysis:
 
 
 def load_text(analysis: Analysis, load: float) -> str:
-    """Format a load: ``concurrency 64``, ``100 requests a second``."""
-    return f"concurrency {load:g}" if analysis.load_kind == "concurrency" else f"{load:g} requests a second"
+    """Format a load: ``concurrency 64``, ``100 requests per second``."""
+    return f"concurrency {load:g}" if analysis.load_kind == "concurrency" else f"{load:g} requests per second"
 
 
 def slowest(point: Point) -> ModelFigures | None:

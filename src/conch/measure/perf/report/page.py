@@ -450,7 +450,7 @@ def _facts(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[tuple[str, 
             yield "the server's processes", machines[0].unseen
     limits = [measurement.limit for measurement in measured if measurement.limit]
     if limits:
-        yield "limit of the senders", f"{count(min(limits))} requests a second"
+        yield "limit of the senders", f"{count(min(limits))} requests per second"
     yield "protocol", plan.protocol + (f", {plan.endpoint}" if plan.endpoint != "infer" else "")
     yield "request data", measured[0].sent or "no inputs"
     yield "inferences per request", str(plan.batch_size)

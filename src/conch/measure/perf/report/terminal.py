@@ -53,7 +53,7 @@ def product_of(server: Mapping[str, Any]) -> str:
 def level_of(plan: PerfPlan, level: float) -> str:
     """Describe the level."""
     if plan.rates is not None:
-        return f"{level:g} requests a second ({plan.distribution})"
+        return f"{level:g} requests per second ({plan.distribution})"
     return f"concurrency {level:g}"
 
 
@@ -145,7 +145,7 @@ def _conditions(measured: Measured) -> Iterator[tuple[str, str]]:
     for name, metric in measured.metrics.items():
         yield "metric", f"{name}: {_number(metric.average)} on average, {_number(metric.largest)} at most"
     if measured.limit:
-        yield "senders", f"can reach {measured.limit:,.0f} requests a second at this level"
+        yield "senders", f"can reach {measured.limit:,.0f} requests per second at this level"
     if measured.machine is not None:
         yield "machine", str(measured.machine)
         if measured.machine.unseen:

@@ -73,5 +73,5 @@ def test_a_result_near_the_limit_carries_a_warning() -> None:
         return list(Measured(1, figures, None, (figures,), True, (), {}, 0.5, 0, 0, limit=limit).warnings)
 
     [warning] = warnings(100)
-    assert warning.startswith("90 requests a second are 90% of the 100 that the senders can reach")
+    assert warning.startswith("90 requests per second are 90% of the 100 that the senders can reach")
     assert warnings(200) == []
