@@ -92,6 +92,8 @@ class EncoderReference:
         self._width = file.integer(f"{name}.embedding_length")
         self._heads = file.integer(f"{name}.attention.head_count")
         self._epsilon = np.float32(file.number(f"{name}.attention.layer_norm_epsilon", 1e-12))
+        if self._heads < 1 or self._width % self._heads:
+            raise invalid(f"{name}.attention.head_count is {self._heads}, and the width is {self._width}")
         size = self._width // self._heads
         if self._encoder.rotary and (
             rope_scaling(file)[0] != "none" or file.integer(f"{name}.rope.dimension_count", size) != size

@@ -101,7 +101,13 @@ def test_file_that_takes_too_long_or_has_another_network_is_not_computed(tmp_pat
     )
     with pytest.raises(ConchError, match="architecture 'qwen3' with attention to later tokens"):
         vectors(tmp_path / "q.gguf")
-    for key, value in (("scaling.factor", 2.0), ("dimension_count", 4)):
-        write_model(tmp_path / "n.gguf", "NomicBert", metadata={f"nomic-bert.rope.{key}": value})
-        with pytest.raises(ConchError, match="scaled or partial rotary positions"):
+    partial = "scaled or partial rotary positions"
+    for key, value, reason in (
+        ("rope.scaling.factor", 2.0, partial),
+        ("rope.dimension_count", 4, partial),
+        ("attention.head_count", 0, "head_count is 0"),
+        ("attention.head_count", 5, "head_count is 5"),
+    ):
+        write_model(tmp_path / "n.gguf", "NomicBert", metadata={f"nomic-bert.{key}": value})
+        with pytest.raises(ConchError, match=reason):
             vectors(tmp_path / "n.gguf")
