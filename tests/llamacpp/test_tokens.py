@@ -39,8 +39,9 @@ TEXTS = (
 LONG = "The train to the coast leaves at nine, and the bus follows it. " * 12
 COUNT = 24
 #: llama.cpp's kernels for several rows round differently from those for one: the largest difference of logits that may
-#: change the order of two tokens.
-TIE = 0.1
+#: change the order of two tokens. Without conch, the distance of two of the five best tokens after ``LONG`` changes by
+#: 0.39 in Q8_0 when the last token of the prompt is read in a batch of its own.
+TIE = 0.4
 
 
 @pytest.fixture(scope="module")
