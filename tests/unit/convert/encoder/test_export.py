@@ -103,7 +103,7 @@ def test_large_weights_go_beside_the_graph(tmp_path: Path, monkeypatch: pytest.M
     [
         (lambda value: value + 0.5, "logits differs from torch by 0.5 for input 2x9; 0.001 is allowed"),
         (lambda value: value * np.nan, "logits differs from torch by nan"),
-        (lambda value: value[:1], "logits has shape [1, 2] and not [2, 2] for input 2x9"),
+        (lambda value: value[:1], "logits has shape [1, 2] instead of [2, 2] for input 2x9"),
     ],
 )
 def test_disagreement_is_named(change: Callable[[Any], Any], message: str) -> None:

@@ -109,7 +109,7 @@ def test_the_command_shows_each_window_when_it_is_asked_to(capsys: pytest.Captur
         flags = ["-m", "known", "-u", f"127.0.0.1:{server.port}", "--request-count", "5", "--no-sender-limit"]
         assert main(["perf", *flags, "-v", "--concurrency-range", "1:2"]) == 0
     shown = capsys.readouterr().out
-    assert "concurrency 1: window 1 of 1 at most: " in shown and "concurrency 2: window 1 of 1 at most: " in shown
+    assert "concurrency 1: window 1 of at most 1: " in shown and "concurrency 2: window 1 of at most 1: " in shown
     assert len(server.bodies) == 10
 
 
