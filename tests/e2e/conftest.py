@@ -24,7 +24,7 @@ def events(tmp_path: Path) -> Events:
 
 
 @pytest.fixture
-def serve(tmp_path: Path, stack: ExitStack, events: Events) -> Serve:
+def serve(tmp_path: Path, stack: ExitStack, events: Events) -> Iterator[Serve]:
     """Start conch over models of the toy repository: ``serve("gate", "e2e/crash", flags=(…))``."""
 
     def serve(*names: str, flags: tuple[str, ...] = (), wait: bool = True) -> ConchServer:
@@ -37,7 +37,10 @@ def serve(tmp_path: Path, stack: ExitStack, events: Events) -> Serve:
             ConchServer(repository, *flags, log=tmp_path / "server.log", env=environment, wait=wait)
         )
 
-    return serve
+    yield serve
+    log = tmp_path / "server.log"
+    if log.exists():
+        print(log.read_text()[-4000:])  # pytest shows it if the test has failed
 
 
 @pytest.fixture
