@@ -40,6 +40,12 @@ BATCHED: Final = 512
 SEQUENCES: Final = 32
 TOKENS_EACH: Final = 4096
 PART_OF_MEMORY: Final = 8
+#: A shared cache keeps as many tokens of ended sequences as add ``RETAINED_COST`` to the duration of a step, but at
+#: least ``RETAINED``. A head's attention to a cell takes as long as reading ``_CELL_BYTES`` bytes of weights (measured
+#: with SmolLM2-135M in Q4_1 on AVX2).
+RETAINED_COST: Final = 0.1
+RETAINED: Final = 512
+_CELL_BYTES: Final = 25
 #: llama.cpp's sizes of caches are multiples of this (tokens).
 _CELLS: Final = 256
 #: The status of ``llama_decode`` for a full cache, and llama.cpp's split mode for one GPU.
@@ -75,7 +81,7 @@ class LlamaDecoder(Decoder):
         if sequences > most:
             raise invalid(f"parameter 'max_num_seqs' is {sequences}; llama.cpp has at most {most} sequences")
         self._separate = not arguments.kv_unified
-        self.retained_tokens = None if self._separate else TOKENS_EACH
+        self.retained_tokens = None if self._separate else _retained_tokens(spec, gguf)
         # Every slot of a recurrent model has its own memory; the slots of other models only share the cache.
         self.slots = most if self.rewinds and not self._separate else sequences
         context = spec.context or int(module.llama_model_n_ctx_train(self._model))
@@ -369,6 +375,13 @@ def _token_bytes(spec: EngineSpec, arguments: Arguments) -> int:
     """Return the size of a token in the KV cache (bytes)."""
     numbers = kv_token_bytes(spec.config, 1) / 2
     return round(numbers * (CACHE_TYPES[arguments.type_k][1] + CACHE_TYPES[arguments.type_v][1]))
+
+
+def _retained_tokens(spec: EngineSpec, gguf: GgufFile) -> int:
+    """Return the maximum number of tokens of ended sequences in a shared cache."""
+    heads = int(spec.config.get("num_attention_heads") or 1) * int(spec.config.get("num_hidden_layers") or 1)
+    weights = sum(tensor.size for tensor in gguf.tensors.values())
+    return max(RETAINED, int(RETAINED_COST * weights / (heads * _CELL_BYTES)))
 
 
 def _cells(spec: EngineSpec, token_bytes: int, sequences: int, context: int) -> int:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from conch.backends.batching.decoder import Chunk
-from conch.backends.engines.llamacpp.decoder import TOKENS_EACH, LlamaDecoder
+from conch.backends.engines.llamacpp.decoder import RETAINED, LlamaDecoder
 from conch.backends.engines.llamacpp.lora import gguf_adapter
 from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
 from conch.backends.generation.generation_backend import open_engine
@@ -128,7 +128,7 @@ def test_limits_are_those_of_the_file_the_library_and_the_parameters(tmp_path: P
     parameters = llama_cpp.contexts[-1].parameters
     assert (parameters.n_seq_max, parameters.n_batch, parameters.n_ubatch) == (64, 64, 64)
     assert (parameters.n_threads, parameters.n_threads_batch) == (3, 3)
-    assert (parameters.kv_unified, decoder.retained_tokens) == (True, TOKENS_EACH)
+    assert (parameters.kv_unified, decoder.retained_tokens) == (True, RETAINED)
     assert LlamaDecoder(spec(tmp_path)).context == llama_cpp.CONTEXT
     most = f"parameter 'max_num_seqs' is 65; llama.cpp has at most {llama_cpp.SEQUENCES} sequences"
     assert refusal(tmp_path, max_sequences=65).message == most
