@@ -68,9 +68,8 @@ def draft_spec(spec: EngineSpec, engine: str) -> EngineSpec:
 def find_draft(checkpoint: Checkpoint, tokenizer: TextTokenizer | None) -> Path | None:
     """Return the draft model that a checkpoint's options name, or None.
 
-    Raises INVALID_ARG for a path that is not a model, and for a model whose tokens differ from those of
-        ``tokenizer``. Heads
-    without a tokenizer are compared by the size of the vocabulary in config.json.
+    Raises INVALID_ARG for a path that is not a model, and for a model whose tokens differ from those of ``tokenizer``.
+    Heads without a tokenizer are compared by the size of the vocabulary in config.json.
     """
     named = checkpoint.options.text("speculative_model")
     if not named:

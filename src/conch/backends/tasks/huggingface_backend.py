@@ -88,12 +88,13 @@ class HuggingFaceBackend(BatchBackend):
 
     def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
         """Return the modules that ``load`` imports for ``instance``, and the environment variables to set before."""
-        return (TRANSFORMERS, self._variables(instance)) if self._engine("cpu") == "torch" else ((), {})
+        return (TRANSFORMERS, self._variables(instance)) if self._engine == "torch" else ((), {})
 
-    def _engine(self, device: str) -> str:
-        """Return the name of the engine that will compute the network on ``device``; empty without a network."""
+    @property
+    def _engine(self) -> str:
+        """The name of the engine that computes the network on a CPU; empty without a network."""
         has_network = task_class(self._checkpoint.task).has_network(self._checkpoint)
-        return choose(self._checkpoint, device)[0] if has_network else ""
+        return choose(self._checkpoint)[0] if has_network else ""
 
     def _variables(self, instance: Mapping[str, Any]) -> dict[str, str]:
         # For checkpoint code that runs PyTorch directly; conch's engines set their own thread counts.
@@ -111,7 +112,7 @@ class HuggingFaceBackend(BatchBackend):
         cores = checkpoint.options.threads or usable_cores()
         os.environ.update(self._variables(instance))
         opener = EngineOpener(checkpoint, instance)
-        if not opener.on_gpu and (engine := self._engine("cpu")) in ("torch", "llamacpp"):
+        if not opener.on_gpu and (engine := self._engine) in ("torch", "llamacpp"):
             # A context of llama.cpp computes one batch at a time.
             callers = instance["count"] if engine == "torch" else 1
             self.compute_threads = ComputeThreads(callers, openmp_threads(cores, instance["count"]))

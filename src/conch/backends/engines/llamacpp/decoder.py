@@ -26,7 +26,7 @@ from conch.backends.batching.decoder import Chunk, Decoder, Logits, MediaSpan
 from conch.backends.engines.llamacpp.library import CACHE_TYPES, Arguments, LlamaLibrary, library
 from conch.backends.engines.llamacpp.lora import gguf_adapter
 from conch.backends.engines.llamacpp.projector import Projector
-from conch.backends.generation.engine import EngineSpec, kv_token_bytes
+from conch.backends.generation.engine import EngineSpec, heads_and_layers, kv_token_bytes
 from conch.backends.generation.lora import LoraWeights
 from conch.backends.generation.media import MediaItem
 from conch.checkpoints.gguf import ADAPTED, GgufFile, llamacpp_problem, type_name
@@ -379,9 +379,9 @@ def _token_bytes(spec: EngineSpec, arguments: Arguments) -> int:
 
 def _retained_tokens(spec: EngineSpec, gguf: GgufFile) -> int:
     """Return the maximum number of tokens of ended sequences in a shared cache."""
-    heads = int(spec.config.get("num_attention_heads") or 1) * int(spec.config.get("num_hidden_layers") or 1)
+    heads, layers = heads_and_layers(spec.config)
     weights = sum(tensor.size for tensor in gguf.tensors.values())
-    return max(RETAINED, int(RETAINED_COST * weights / (heads * _CELL_BYTES)))
+    return max(RETAINED, int(RETAINED_COST * weights / (heads * layers * _CELL_BYTES)))
 
 
 def _cells(spec: EngineSpec, token_bytes: int, sequences: int, context: int) -> int:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,19 @@ def test_slots_share_a_beginning_and_are_shortened(tmp_path: Path) -> None:
     assert best(decoder.run([Chunk(0, 1, [4])])) == [5]
     decoder.truncate(1, 0)
     assert best(decoder.run([Chunk(1, 0, [8])])) == [8]
+
+
+@pytest.mark.parametrize(
+    "config", [CONFIG, {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2}], ids=["llama", "gpt2"]
+)
+def test_tokens_of_ended_sequences_add_a_tenth_to_the_reading_of_the_weights(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    given = spec(tmp_path)
+    assert given.gguf is not None
+    weights = {"w": TensorInfo("w", (1_000_000,), F32, 0, 4_000_000)}
+    given = replace(given, config=config, gguf=GgufFile(given.gguf.path, 3, METADATA, weights))
+    assert LlamaDecoder(given).retained_tokens == 4_000_000 // 10 // (4 * 2 * 25)
 
 
 def test_limits_are_those_of_the_file_the_library_and_the_parameters(tmp_path: Path) -> None:
