@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from mmap import mmap
 from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
-from conch.core.errors import ConchError, error_text, internal, invalid, unavailable
+from conch.core.errors import ConchError, cancelled, error_text, internal, invalid, unavailable
 from conch.core.inference import InferRequest
 from conch.core.tensors import Buffer, WireTensor
 from conch.core.validation import has_strings
@@ -155,13 +155,16 @@ class OffloadingProcess:
         """Return the reply of the process. Drops the arguments as soon as they are written.
 
         Calls ``check`` at intervals; if it returns an error, kills the process and raises the error. Raises EOFError if
-        the process has ended, UNAVAILABLE if there is not enough memory, and the errors of the work's callables.
+        the process has ended, UNAVAILABLE if there is not enough memory, the errors of the work's callables, and
+        CANCELLED instead of calling one if the result is no longer awaited.
         """
         await self._send({"function": work.function, "arguments": work.arguments}, work.packing.parts)
         reply = await self._receive(check)
         while "ask" in reply[0]:
             packing = Packing(work.packing.callables)
             try:
+                if work.result.done():
+                    raise cancelled()  # the caller is gone and would not release a model that a callable holds
                 result = packing.pack(work.packing.callables[reply[0]["ask"]](reply[0]["argument"]))
             except ConchError:
                 await self._reply({"refused": True})

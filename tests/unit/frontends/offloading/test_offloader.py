@@ -68,10 +68,14 @@ class RecordedProcess(OffloadingProcess):
     def __init__(self, threads: Executor, on_exit: Callable[[OffloadingProcess], None]) -> None:
         super().__init__(threads, on_exit)
         self.sizes: list[int] = []
+        self.performed = asyncio.Event()
 
     async def perform(self, work: OffloadedCall, check: Callable[[], ConchError | None]) -> Any:
         self.sizes.append(sum(map(len, work.packing.parts)))
-        return await super().perform(work, check)
+        try:
+            return await super().perform(work, check)
+        finally:
+            self.performed.set()
 
 
 async def _new_offloader() -> AsyncIterator[Offloader]:
@@ -440,6 +444,25 @@ async def test_work_that_its_client_gave_up_does_not_keep_the_process(
     slow.cancel()
     await process.ended.wait()
     assert await decode_load_elsewhere(own_offloader, b"{}") == read_load(b"{}")
+
+
+async def test_a_process_whose_client_gave_up_gets_no_model(
+    own_offloader: Offloader, processes: list[RecordedProcess]
+) -> None:
+    names: list[str] = []
+
+    def signature_of(name: str) -> ModelSignature:
+        names.append(name)
+        return LANGUAGE
+
+    body = b'{"model": "x", "messages": [{"role": "user", "content": "y"}]}'
+    given_up = asyncio.ensure_future(decode_openai_elsewhere(own_offloader, body, "chat", signature_of))
+    process = await begun(processes)
+    given_up.cancel()
+    await process.performed.wait()
+    assert names == []
+    await decode_openai_elsewhere(own_offloader, body, "chat", signature_of)
+    assert names == ["x"] and len(process.sizes) == 2
 
 
 async def test_a_small_body_does_not_wait_for_giants(own_offloader: Offloader) -> None:
