@@ -248,12 +248,12 @@ class WorkerProcess:
             if request.deadline and request.serial not in self._running:
                 self._deadlines.add(request, self.cancel)
             self._running[request.serial] = request
-            if request.holder is self and self._preparation.take(request):
-                request.holder = None
+            holder, request.holder = request.holder, None
+            if holder is self and self._preparation.take(request):
                 described.append({"serial": request.serial})
             else:
-                if request.holder is not None:
-                    request.holder.drop(request)  # another worker prepared it
+                if holder is not None and holder is not self:
+                    holder.drop(request)  # another worker prepared it
                 fields = description(request, packer)
                 if self.slots:
                     fields["arrived"], fields["deadline"] = request.times.arrived, request.start_deadline
@@ -278,7 +278,7 @@ class WorkerProcess:
             self._preparation.add(requests, self)
 
     def drop(self, request: InferRequest) -> None:
-        """Tell the worker to drop a prepared or unfinished request that will not run here."""
+        """Forget a prepared, unfinished or rescheduled request that will not run here; the worker drops it too."""
         request.holder = None
         self._forget(request)
         if self.alive:
@@ -415,8 +415,10 @@ class WorkerProcess:
             execution.unfinished = [execution.requests[index] for index in header["unfinished"]]
             for request in execution.unfinished:
                 self._preparation.keep(request, self)
-                if request.finished:  # at its deadline
-                    self.drop(request)
+        for request in (*execution.rescheduled, *execution.unfinished):
+            request.holder = self  # it may end before it runs again
+            if request.finished:  # at its deadline
+                self.drop(request)
         execution.on_done(execution)
         for request, response in zip(execution.requests, responses, strict=True):
             take_times(request, execution.times)

@@ -437,6 +437,34 @@ async def test_request_that_ends_before_it_is_continued_is_dropped_by_the_worker
 
 
 @fake_clock
+async def test_rescheduled_request_that_ends_before_it_runs_again_does_not_keep_its_worker() -> None:
+    for ends_first in (True, False):
+        process, child = make_process()
+        (client,) = run(process)
+        if ends_first:
+            client.request.fail(ConchError("late", Code.UNAVAILABLE))
+        child.received()
+        child.send({**DONE, "batch": 1, "responses": [None], "rescheduled": [0]})
+        await settle()
+        assert process.idle is ends_first
+        client.request.fail(ConchError("late", Code.UNAVAILABLE))
+        assert (process.idle, child.received()) == (True, [])
+
+
+@fake_clock
+async def test_rescheduled_request_runs_again_with_its_inputs_and_ends_with_its_worker() -> None:
+    process, child = make_process()
+    (client,) = run(process)
+    for batch in (1, 2):
+        assert [header["requests"][0]["serial"] for header in child.received()] == [client.request.serial]
+        child.send({**DONE, "batch": batch, "responses": [None], "rescheduled": [0]})
+        await settle()
+        process.execute([client.request], ignore)
+    child.exit(-9)
+    assert (client.errors, client.finals, process.idle) == ([UNHEALTHY], 1, True)
+
+
+@fake_clock
 async def test_request_that_is_not_finished_fails_with_its_worker() -> None:
     process, child = make_process()
     (client,) = run(process)
