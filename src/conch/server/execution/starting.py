@@ -381,22 +381,45 @@ class WorkerStarter:
         python = await self._python()
         if python != sys.executable:
             environment = await asyncio.to_thread(activated, environment, python)
-        spawn = None
-        if kind is not None and self._services.templates is not None:
-            spawn = await self._services.templates.fork(kind, environment)
-        new_process = self._services.new_process
-        worker = new_process(name, spawn) if spawn is not None else new_process(name)
+        start_timeout = self._start_timeout()
+        worker = await self._new_process(name, environment, kind)
         worker.said = self._said
         worker.model = self._files.name
         worker.loading = True
         worker.reschedules = self.config.sequence_batching.iterative_sequence
-        if implementation(self.config) == "python":
-            worker.timeouts = _with_stub_timeout(worker.timeouts, self._backend_config.get("stub-timeout-seconds"))
+        if start_timeout is not None:
+            worker.timeouts = replace(worker.timeouts, start=start_timeout)
         if self._services.bls is not None:
             worker.calls.serve_bls(self._services.bls, self._files.name)
         frame = init_frame(self._files, self._version, self.config, self._backend_config)
         worker.start(frame, python=python, environment=environment)
         return worker
+
+    async def _new_process(self, name: str, environment: dict[str, str], kind: TemplateKind | None) -> WorkerProcess:
+        """Create a worker, not started yet, that its template forks if possible."""
+        new_process = self._services.new_process
+        if kind is None or self._services.templates is None:
+            return new_process(name)
+        forked = await self._services.templates.fork(kind, environment)
+        if forked is None:
+            return new_process(name)
+        try:
+            return new_process(name, forked.take)
+        except BaseException:  # the server is stopping
+            forked.discard()
+            raise
+
+    def _start_timeout(self) -> float | None:
+        """Return Triton's ``stub-timeout-seconds``, the Python backend's timeout for starts without the model (s).
+
+        Raises INVALID_ARG if it is not a whole number of seconds.
+        """
+        text = self._backend_config.get("stub-timeout-seconds")
+        if text is None or implementation(self.config) != "python":
+            return None
+        if not (text.isascii() and text.isdigit()):
+            raise invalid(f"--backend-config: stub-timeout-seconds is '{text}'; it must be a whole number of seconds")
+        return float(text)
 
 
 def init_frame(
@@ -511,15 +534,3 @@ def worker_timeouts(settings: Settings) -> WorkerTimeouts:
         unload=settings.unload_timeout_secs,
         finalize=settings.finalize_timeout_secs,
     )
-
-
-def _with_stub_timeout(timeouts: WorkerTimeouts, text: str | None) -> WorkerTimeouts:
-    """Apply Triton's ``stub-timeout-seconds``, the Python backend's timeout for worker startup without the model.
-
-    Raises INVALID_ARG if ``text`` is not a whole number of seconds.
-    """
-    if text is None:
-        return timeouts
-    if not (text.isascii() and text.isdigit()):
-        raise invalid(f"--backend-config: stub-timeout-seconds is '{text}'; it must be a whole number of seconds")
-    return replace(timeouts, start=int(text))

@@ -19,9 +19,6 @@ from conch.workers.child.channel import Channel
 from conch.workers.child.frames import Header
 from conch.workers.child.packing import Packer
 
-#: Timeout for the server to adopt an orphan (s).
-_ADOPTION_SECONDS = 10.0
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
@@ -39,9 +36,8 @@ def take_name(name: str) -> None:
 
 
 def become_child_of(server: int, parent: int) -> None:
-    """Wait until ``parent`` has ended and ``server`` has adopted this process; exit if that fails."""
-    deadline = time.monotonic() + _ADOPTION_SECONDS
-    while os.getppid() == parent and time.monotonic() < deadline:
+    """Wait until ``parent``, which is ending, has ended and ``server`` has adopted this process; exit if it has not."""
+    while os.getppid() == parent:
         time.sleep(0.0005)
     end_with_parent()
     if os.getppid() != server:  # the server has ended, or another process adopts its orphans

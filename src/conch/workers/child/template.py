@@ -6,7 +6,8 @@ process. A template has a single thread, no model and no device. Linux only; sta
 
 A forked process becomes a child of the server, so that the server can wait for it and it is killed when the server
 ends, while the template may end at any time. For this, an intermediate process forks it and ends at once, and the
-server adopts it.
+server adopts it. Then the template replies: the server waits neither for a process that could not be forked, nor until
+a forked one gets the processor.
 """
 
 from __future__ import annotations
@@ -71,16 +72,33 @@ class TemplateProgram:
         self._reply(problem=_fork_problem())
 
     def _fork(self, message: dict[str, Any], fd: int, output: int) -> None:
+        """Fork a process, and reply with its id when it is a child of the server; exit if it cannot be forked."""
+        readable, writable = os.pipe()
         pid = os.fork()
-        if pid:
-            os.close(fd)
-            os.close(output)
-            os.waitpid(pid, 0)
-            return
+        if not pid:
+            os.close(readable)
+            self._fork_again(message, fd, output, writable)
+        for descriptor in (fd, output, writable):
+            os.close(descriptor)
+        forked = os.read(readable, 32)
+        os.close(readable)
+        os.waitpid(pid, 0)
+        if not forked:
+            os._exit(1)
+        self._reply(pid=int(forked))
+
+    def _fork_again(self, message: dict[str, Any], fd: int, output: int, result: int) -> None:
+        """In the intermediate process: fork, write the process id to ``result`` and exit; in the forked process: run.
+
+        Does not return in any process.
+        """
         between = os.getpid()
-        if os.fork():
-            os._exit(0)
         try:
+            pid = os.fork()
+            if pid:
+                os.write(result, b"%d" % pid)
+                os._exit(0)
+            os.close(result)
             become_child_of(self._server, between)
             self._go_on(message, fd, output)
         except BaseException:
@@ -89,7 +107,6 @@ class TemplateProgram:
 
     def _go_on(self, message: dict[str, Any], fd: int, output: int) -> None:
         """Run as the worker or template that the server requested; does not return."""
-        self._reply(pid=os.getpid())
         self._control.close()
         for stream in (1, 2):
             os.dup2(output, stream)

@@ -182,7 +182,7 @@ class Liveness:
         if seen is not None and seen.state == "t":
             self._held = now - self._looked  # time does not pass for a worker that a debugger has stopped
         now -= self._held
-        self._started += self._own_time(now - self._looked, seen)
+        self._started += own_time(now - self._looked, self._last, seen)
         silence = self._silence(now, beats, seen)
         state = seen.state if seen is not None else ""
         idle = self._idle(now, sample.loading and not sample.calling, seen, read_children)
@@ -190,12 +190,6 @@ class Liveness:
         kill = self._stopped(state, silence) or self._waiting(now, sample, silence, idle)
         timeouts = STOPPED_SECONDS if state in ("T", "D") else SILENT_SECONDS
         return Verdict(silence < timeouts and kill is None, idle, kill)
-
-    def _own_time(self, seconds: float, seen: Activity | None) -> float:
-        """Return the part of the ``seconds`` between two checks in which a worker ran or was not ready to run (s)."""
-        if seen is None or seen.state != "R" or self._last is None:
-            return seconds
-        return min(seconds, (seen.cpu - self._last.cpu) / TICKS)
 
     def _silence(self, now: float, beats: bool, seen: Activity | None) -> float:
         """Return the seconds since the last heartbeat, or since the last CPU use above that of waiting threads."""
@@ -256,6 +250,13 @@ class Liveness:
         if heartbeat.stepping and over(stepping, timeouts.step):
             return Kill(Cause.STEP, f"a step of its engine has taken {stepping:.0f} s (--step-timeout-secs)")
         return None
+
+
+def own_time(seconds: float, last: Activity | None, seen: Activity | None) -> float:
+    """Return the part of the ``seconds`` between two checks in which a process ran or was not ready to run (s)."""
+    if seen is None or seen.state != "R" or last is None:
+        return seconds
+    return min(seconds, max((seen.cpu - last.cpu) / TICKS, 0.0))
 
 
 def _worked(last: Activity | None, seen: Activity | None, seconds: float) -> bool:

@@ -21,14 +21,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Condition, Lock, Thread, current_thread
 from time import monotonic
 from typing import Any, Final
 
 from conch.machine import logs
+from conch.machine.memory import children_of
+from conch.machine.processes import Activity, activity
 from conch.workers.child.template import MAX_MESSAGE
+from conch.workers.host.liveness import own_time
 from conch.workers.host.spawn import ChildProcess, Spawn, SpawnedProcess, WorkerOutput, spawn_template
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -155,9 +157,11 @@ def _prctl(option: int, argument: Any) -> None:
 
 LOG = logging.getLogger("conch")
 
-#: Timeouts of a template's forks and imports (s).
+#: Timeouts of a template's forks and imports (s); time in which other processes use the processor does not count.
 FORK_SECONDS: Final = 20.0
 IMPORT_SECONDS: Final = 120.0
+#: Interval between checks whether a template is ready to run (s).
+WATCH_SECONDS: Final = 1.0
 #: Failures of a template kind after which its workers are spawned without a template.
 ATTEMPTS: Final = 3
 
@@ -217,8 +221,8 @@ class Templates:
         read = frozenset((name, value) for name, value in environment.items() if name != _READ_LATER)
         return TemplateKind((module,), read, python)
 
-    async def fork(self, kind: TemplateKind, environment: Mapping[str, str]) -> Spawn | None:
-        """Fork a worker; return a :data:`Spawn` that takes it over, or None if the worker must be spawned instead."""
+    async def fork(self, kind: TemplateKind, environment: Mapping[str, str]) -> ForkedProcess | None:
+        """Fork a worker, which the caller takes over or discards; None if it must be spawned instead."""
         template = await self._template(kind)
         if template is None:
             return None
@@ -252,7 +256,8 @@ class Templates:
         spawn: Spawn | None = self._spawn
         if kind.base is not None:
             base = await self._template(kind.base)
-            spawn = await self._forked(base, "template", dict(kind.environment)) if base is not None else None
+            forked = await self._forked(base, "template", dict(kind.environment)) if base is not None else None
+            spawn = forked.take if forked is not None else None
         if spawn is not None:
             try:
                 template = Template(spawn, kind, self._idle_seconds, self._closed, self._running.discard)
@@ -270,7 +275,7 @@ class Templates:
             del self._made[kind]
         return None
 
-    async def _forked(self, template: Template, role: str, environment: Mapping[str, str]) -> Spawn | None:
+    async def _forked(self, template: Template, role: str, environment: Mapping[str, str]) -> ForkedProcess | None:
         forking = self._loop.create_task(template.fork(role, environment))
         try:
             forked = await asyncio.shield(forking)
@@ -285,7 +290,7 @@ class Templates:
                 self._failures[template.kind] += 1
             return None
         self._failures.pop(template.kind, None)
-        return partial(forked.take, template)
+        return forked
 
     def _closed(self, template: Template) -> None:
         self._made.pop(template.kind, None)
@@ -354,7 +359,7 @@ class Template:
             raise
         self._workers += 1
         self._consider_end()
-        return ForkedProcess(reply["pid"], ours, output)
+        return ForkedProcess(self, reply["pid"], ours, output)
 
     def lost_one(self) -> None:
         """Record the end of a process that this template forked."""
@@ -388,7 +393,7 @@ class Template:
                     raise OSError("its template has ended")
                 with meanwhile() as children:
                     socket.send_fds(self._control, [json.dumps(message).encode()], fds)
-                    data = await asyncio.wait_for(self._loop.sock_recv(self._control, MAX_MESSAGE), seconds)
+                    data = await self._receive(seconds)
                     if not data:
                         raise OSError("its template has ended")
                     reply: dict[str, Any] = json.loads(data)
@@ -403,6 +408,28 @@ class Template:
             self._consider_end()
             if self.ended.is_set():
                 self._control.close()
+
+    async def _receive(self, seconds: float) -> bytes:
+        """Return the next message; TimeoutError after ``seconds`` in which the template ran or was not ready to run."""
+        receiving = self._loop.create_task(self._loop.sock_recv(self._control, MAX_MESSAGE))
+        try:
+            last, looked = self._activity(), self._loop.time()
+            while seconds > 0:
+                await asyncio.wait((receiving,), timeout=min(seconds, WATCH_SECONDS))
+                if receiving.done():
+                    return receiving.result()
+                seen, now = self._activity(), self._loop.time()
+                # A late check, after the server itself did not run, counts as one interval.
+                seconds -= own_time(min(now - looked, WATCH_SECONDS), last, seen)
+                last, looked = seen, now
+            raise TimeoutError
+        finally:
+            receiving.cancel()
+
+    def _activity(self) -> Activity | None:
+        """Return the activity of the template, or of the process that forks in its place."""
+        pid = self.process.pid
+        return activity(next(iter(children_of(pid)), pid))
 
     def _consider_end(self) -> None:
         if self._timer is not None:
@@ -427,28 +454,25 @@ class Template:
 
 
 class ForkedProcess:
-    """A forked process that has no owner yet; ``output`` is the reading end of the pipe that it prints to."""
+    """A process forked by ``template``, without an owner yet; ``output`` is the reading end of its output pipe."""
 
-    def __init__(self, pid: int, connection: socket.socket, output: int) -> None:
+    def __init__(self, template: Template, pid: int, connection: socket.socket, output: int) -> None:
+        self._template = template
         self._pid = pid
         self.connection = connection
         self.output = output
 
     def take(
         self,
-        template: Template,
         python: str,
         environment: Mapping[str, str],
         on_exit: Callable[[], None],
         on_line: Callable[[str], None],
     ) -> tuple[ChildProcess, socket.socket]:
-        """Take over the process, as a :data:`Spawn` with ``template`` bound; its end is reported to ``template`` too.
-
-        If it cannot be watched, kills it and raises OSError.
-        """
+        """Take over the process, as a :data:`Spawn`. If it cannot be watched, kills it and raises OSError."""
 
         def exited() -> None:
-            template.lost_one()
+            self._template.lost_one()
             on_exit()
 
         output = WorkerOutput(self.output, on_line)
@@ -457,7 +481,6 @@ class ForkedProcess:
         except OSError:
             self._end()
             output.close()
-            template.lost_one()
             raise
 
     def discard(self) -> None:
@@ -469,6 +492,7 @@ class ForkedProcess:
         os.kill(self._pid, signal.SIGKILL)
         self._wait()
         self.connection.close()
+        self._template.lost_one()
 
     def _wait(self) -> int:
         try:

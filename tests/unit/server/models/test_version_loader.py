@@ -17,7 +17,7 @@ import pytest
 
 from conch.config import reading, render
 from conch.config.pbtxt import parse
-from conch.core.errors import ConchError, internal
+from conch.core.errors import ConchError, internal, unavailable
 from conch.options.settings import Settings
 from conch.repository import model_files
 from conch.repository.fingerprint import take_external
@@ -88,6 +88,24 @@ class SharedCache:
         return NoEntries()
 
 
+class FakeTemplates:
+    """Forks workers, and notes those that are discarded."""
+
+    def __init__(self) -> None:
+        self.discarded = 0
+
+    def kind_of(self, *arguments: object) -> object:
+        return self
+
+    async def fork(self, *arguments: object) -> FakeTemplates:
+        return self
+
+    def take(self) -> None: ...
+
+    def discard(self) -> None:
+        self.discarded += 1
+
+
 class Bench:
     """A loader of the model in ``directory``, and the processes that it has made."""
 
@@ -98,6 +116,7 @@ class Bench:
         prepare: Callable[[FakeProcess], None] = lambda process: None,
         cache: SharedCache | None = None,
         settings: Settings | None = None,
+        templates: FakeTemplates | None = None,
     ) -> None:
         self.directory = directory / "m"
         (self.directory / "1").mkdir(parents=True)
@@ -111,11 +130,11 @@ class Bench:
             (),
             self.table,
             registry.statistics,
-            WorkerServices(self.make),
+            WorkerServices(self.make, templates),  # type: ignore[arg-type]
             cache,  # type: ignore[arg-type]
         )
 
-    def make(self, name: str) -> FakeProcess:
+    def make(self, name: str, spawn: object = None) -> FakeProcess:
         process = FakeProcess(name)
         self.processes.append(process)
         self.prepare(process)
@@ -258,6 +277,16 @@ async def test_worker_is_killed_when_the_load_is_cancelled_while_it_starts(tmp_p
     with pytest.raises(asyncio.CancelledError):
         await loading
     assert bench.processes[0].killed
+
+
+async def test_worker_that_is_forked_while_the_server_stops_is_discarded(tmp_path: Path) -> None:
+    def stopping(process: FakeProcess) -> None:
+        raise unavailable("the server is stopping")
+
+    templates = FakeTemplates()
+    with pytest.raises(ConchError, match="the server is stopping"):
+        await Bench(tmp_path, CONFIG, stopping, templates=templates).load()
+    assert templates.discarded == 1
 
 
 async def test_configuration_that_cannot_run_here_ends_the_worker_that_completed_it(tmp_path: Path) -> None:

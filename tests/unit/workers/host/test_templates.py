@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from conch.machine.processes import Activity
 from conch.workers.child.channel import Endpoint, write
 from conch.workers.host.spawn import ChildProcess
 from conch.workers.host.templates import FORK_SECONDS, Template, TemplateKind, Templates, spawn_template
@@ -41,9 +42,9 @@ class Owner:
 
     async def start(self, templates: Templates, kind: TemplateKind | None) -> Owner:
         assert kind is not None
-        spawn = await templates.fork(kind, {})
-        assert spawn is not None
-        self.process, self.connection = spawn("", {}, self.ended.set, self.lines.append)
+        forked = await templates.fork(kind, {})
+        assert forked is not None
+        self.process, self.connection = forked.take("", {}, self.ended.set, self.lines.append)
         return self
 
 
@@ -169,6 +170,43 @@ async def test_a_fork_that_is_no_longer_awaited_is_ended() -> None:
     await templates.close()
 
 
+async def test_a_discarded_fork_does_not_keep_its_template() -> None:
+    templates = Templates(0.5)
+    kind = kind_of(templates)
+    owner = await Owner().start(templates, kind)
+    forked = await templates.fork(kind, {})
+    assert forked is not None
+    forked.discard()
+    while templates.pids:
+        await asyncio.sleep(0.01)
+    await owner.end()
+    await templates.close()
+
+
+UNFORKABLE = """
+import os
+
+fork, template = os.fork, os.getpid()
+
+
+def limited():
+    if os.getpid() != template:
+        raise BlockingIOError("Resource temporarily unavailable")
+    return fork()
+
+
+os.fork = limited
+"""
+
+
+async def test_a_worker_is_spawned_at_once_when_its_template_cannot_fork_it(tmp_path: Path) -> None:
+    (tmp_path / "unforkable.py").write_text(UNFORKABLE)
+    templates = Templates(60)
+    kind = kind_of(templates, "unforkable", PYTHONPATH=str(tmp_path))
+    assert await asyncio.wait_for(templates.fork(kind, {}), FORK_SECONDS / 2) is None
+    await templates.close()
+
+
 async def test_modules_that_start_threads_are_imported_by_each_worker_for_itself(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text("import threading; threading.Thread(target=threading.Event().wait).start()")
     templates = Templates(60)
@@ -257,6 +295,7 @@ class FakeTemplate:
         self.on_exit()
 
     async def fork(self, template: Template) -> None:
+        """Fork a worker, which is neither taken over nor discarded."""
         forking = asyncio.create_task(template.fork("worker", {}))
         await settle()
         assert json.loads(self.control.recv(4096))["op"] == "fork"
@@ -297,6 +336,23 @@ async def test_orphans_are_adopted_while_one_worker_is_forked_and_not_while_othe
 
 
 @fake_clock
+async def test_a_template_that_waits_for_the_processor_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    activity = Activity("R", cpu=0)
+    monkeypatch.setattr("conch.workers.host.templates.activity", lambda pid: activity)
+    process = FakeTemplate()
+    template = Template(process.spawn, TemplateKind((), frozenset()), 60, lambda _: None, lambda _: None)
+    forking = asyncio.create_task(template.fork("worker", {}))
+    await asyncio.sleep(1000)
+    assert not forking.done()
+    activity = Activity("S", cpu=0)
+    await asyncio.sleep(FORK_SECONDS + 2)
+    with pytest.raises(TimeoutError):
+        forking.result()
+    assert process.killed
+    process.control.close()
+
+
+@fake_clock
 async def test_a_template_stays_while_two_workers_share_it_and_ends_after_a_while_with_one() -> None:
     process = FakeTemplate()
     closed: list[Template] = []
@@ -324,8 +380,8 @@ async def test_worker_that_cannot_be_watched_leaves_nothing_behind(monkeypatch: 
     templates = Templates(60)
     kind = kind_of(templates)
     owner = await Owner().start(templates, kind)
-    spawn = await templates.fork(kind, {})
-    assert spawn is not None
+    forked = await templates.fork(kind, {})
+    assert forked is not None
 
     def without_descriptors(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -333,7 +389,7 @@ async def test_worker_that_cannot_be_watched_leaves_nothing_behind(monkeypatch: 
     children, files = len(psutil.Process().children()), psutil.Process().num_fds()
     with monkeypatch.context() as patched, pytest.raises(OSError, match="Too many open files"):
         patched.setattr(os, "pidfd_open", without_descriptors)
-        spawn("", {}, lambda: None, lambda line: None)
+        forked.take("", {}, lambda: None, lambda line: None)
     assert len(psutil.Process().children()) == children - 1
     assert psutil.Process().num_fds() == files - 2  # its socket and its pipe
     await owner.end()
