@@ -17,12 +17,15 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from conch.backends.generation.agreement import verify_gguf
 from conch.backends.generation.lora import LoraWeights
+from conch.checkpoints.gguf import read_gguf
 from conch.core.errors import Code, ConchError
 from tests.llamacpp.models import NO_VOCABULARY, Alone, demo, opened, request, write
 from tests.unit.backends.engines.driving import finished_by_id, tokens
 from tests.unit.checkpoints import gguf_models
 from tests.unit.checkpoints.gguf_files import LLAMA
+from tests.unit.checkpoints.gguf_splits import split
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -183,6 +186,15 @@ def test_file_with_wrong_metadata_is_refused_with_the_reason(
     assert reason in error.message
     with opened(write(tmp_path / "sound.gguf", "llama")) as engine:
         assert tokens(finished_by_id(engine, request(0, PROMPT, max_tokens=2))[0])
+
+
+def test_model_in_several_files_gives_the_tokens_of_the_whole_file(tmp_path: Path) -> None:
+    whole = write(tmp_path / "m.gguf", "llama", "Q8_0")
+    expected = Alone(whole).greedy(PROMPT, 12)
+    first = split(whole, 8)
+    with opened(first) as engine:
+        assert tokens(finished_by_id(engine, request(0, PROMPT, max_tokens=12))[0]) == expected
+        assert " of 8 tokens agree" in verify_gguf(engine, read_gguf(first), [PROMPT], 1)
 
 
 def test_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:

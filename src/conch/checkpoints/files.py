@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from conch.config.reading import gguf_files, open_regular, read_json, require_whole_gguf
+from conch.config.reading import gguf_files, open_regular, read_json
 from conch.core.errors import invalid
 
 #: Graph files in a folder that was not written by ``conch convert``, in order of preference.
@@ -50,7 +50,9 @@ def engines_of(folder: Path) -> tuple[str, ...]:
 
 
 def gguf_file(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder with a single one and no other weights, else None; a projector may be beside it.
+    """Return the GGUF file of a folder with a single model and no other weights, else None.
+
+    A projector may be beside it. It is the first file of a model that was split.
 
     Raises INVALID_ARG for several GGUF files in a folder without ``config.json``.
     """
@@ -59,7 +61,6 @@ def gguf_file(folder: Path) -> Path | None:
     if not files or (folder / "conch.json").is_file() or engines_of(folder):
         return None
     if len(files) > 1 and not (folder / "config.json").is_file():
-        require_whole_gguf(files[0])
         names = ", ".join(path.name for path in files[:3])
         raise invalid(f"checkpoint {folder} has {len(files)} GGUF files: set parameter 'model' to one of {names}")
     return files[0] if len(files) == 1 else None

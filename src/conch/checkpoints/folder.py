@@ -28,7 +28,7 @@ from conch.checkpoints.task import (
     takes_sound,
     task_of,
 )
-from conch.config.reading import read_json, read_small, require_whole_gguf
+from conch.config.reading import read_json, read_small
 from conch.core.errors import invalid
 from conch.core.sampling import TEXT_GENERATION
 
@@ -234,14 +234,14 @@ class Checkpoint:
             raise invalid(f"checkpoint {folder} lacks config.json")
         gguf = None
         if location.gguf is not None:
-            require_whole_gguf(location.gguf)
             gguf = read_gguf(location.gguf)
         self = cls(folder, location.source, location.revision, {}, options, manifest=manifest, gguf=gguf)
         self.version_directory = version_directory
         if location.revision:
             self.dependencies.append(("revision", f"{location.source}@{location.revision}"))
         else:
-            self.dependencies.append(("path", str(location.gguf or folder)))
+            paths = [folder] if gguf is None else gguf.parts
+            self.dependencies += [("path", str(path)) for path in paths]
         self.warning = warning
         if gguf is not None:
             self.config = config_of(gguf)

@@ -2,7 +2,7 @@
 
 Files are untrusted: all sizes are checked against the size of the file before memory is allocated, and the header is
 limited. ``gguf_consistency.py`` compares the tensors with the metadata. Sources: ggml's docs/gguf.md for the layout of
-files, its ggml-common.h for that of quantised matrices.
+files, its ggml-common.h for that of quantised matrices, llama.cpp's gguf-split.cpp for files in several parts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import mmap
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -50,33 +50,51 @@ _UNQUANTISED: Final = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
 #: the entries of the header, the items of all lists, and the bytes of the header.
 _MOST_ENTRIES: Final = 100_000
 _MOST_ITEMS: Final = 8_000_000
-_MOST_BYTES: Final = 256 << 20
+MOST_HEADER_BYTES: Final = 256 << 20
 _MOST_DIMENSIONS: Final = 4
 _GREATEST_ALIGNMENT: Final = 1 << 20
+_MOST_PARTS: Final = 1_000
 #: The greatest size of a model's dimension.
 _GREATEST_SIZE: Final = 2**31 - 1
 _DEFAULT_ALIGNMENT: Final = 32
 
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """The location of a tensor: ``shape`` in numpy's order; ``offset`` in the file and ``size`` in bytes."""
+    """The location of a tensor: ``shape`` in numpy's order; ``offset`` in the file and ``size`` in bytes.
+
+    ``part`` is the index of the file in those of a split.
+    """
 
     name: str
     shape: tuple[int, ...]
     type: int
     offset: int
     size: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A parsed file: its ``metadata``, with lists of numbers as numpy arrays, and its ``tensors`` by name."""
+    """A parsed file: its ``metadata``, with lists of numbers as numpy arrays, and its ``tensors`` by name.
+
+    For a model that is split into several files, ``path`` is the first of them, with all metadata, and ``others`` are
+    the rest in order.
+    """
 
     path: Path
     version: int
     metadata: Mapping[str, Any] = field(repr=False)
     tensors: Mapping[str, TensorInfo] = field(repr=False)
+    others: tuple[Path, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Path, ...]:
+        """The files of the model."""
+        return (self.path, *self.others)
 
     @property
     def quantised(self) -> bool:
@@ -164,15 +182,88 @@ def block_bytes(kind: int) -> int:
     return _TYPES[kind][2]
 
 
+class TensorData:
+    """The content of a file's tensors, mapped into memory."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._parts = [np.memmap(path, np.uint8, "r") for path in file.parts]
+
+    def of(self, tensor: TensorInfo) -> Bytes:
+        """Return the bytes of a tensor."""
+        return self._parts[tensor.part][tensor.offset : tensor.offset + tensor.size]
+
+
 def read_gguf(path: Path) -> GgufFile:
-    """Read the metadata and tensor locations of a file. Raises INVALID_ARG if it is invalid or truncated."""
+    """Read the metadata and tensor locations of a model, of which ``path`` is the only or the first file.
+
+    Raises INVALID_ARG for a file that is invalid or truncated, and for a part that is missing or of another model.
+    """
+    file, size = _read(path, MOST_HEADER_BYTES)
+    count = _require_part(file, 0)
+    if count == 1:
+        return file
+    names = [f"{_prefix(path)}{_part_suffix(index, count)}" for index in range(count)]
+    if missing := [name for name in names if not path.with_name(name).exists()]:
+        raise invalid(f"{path} is one of {count} files of a model, and {', '.join(missing[:3])} is missing beside it")
+    tensors, total = dict(file.tensors), file.integer("split.tensors.count")
+    for index in range(1, count):
+        part, read = _read(path.with_name(names[index]), MOST_HEADER_BYTES - size)
+        size += read
+        for key in ("split.count", "split.tensors.count", "general.architecture"):
+            if part.metadata.get(key, file.metadata.get(key)) != file.metadata.get(key):
+                raise invalid(f"{part.path} is of another model than {path}: {key} differs")
+        _require_part(part, index)
+        if common := tensors.keys() & part.tensors.keys():
+            raise invalid(f"{part.path}: tensor {min(common)[:100]!r} is also in another part of the model")
+        if len(tensors) + len(part.tensors) > total:
+            break
+        tensors |= {name: replace(tensor, part=index) for name, tensor in part.tensors.items()}
+    else:
+        if len(tensors) == total:
+            return replace(file, tensors=tensors, others=tuple(path.with_name(name) for name in names[1:]))
+    raise invalid(f"the {count} parts of {path} do not have {total} tensors, as split.tensors.count says")
+
+
+def _require_part(file: GgufFile, index: int) -> int:
+    """Return the number of parts of a split model; 1 for a whole one.
+
+    Raises INVALID_ARG unless the file's metadata and its name tell that it is part ``index``.
+    """
+    count, number = file.integer("split.count", 1), file.integer("split.no", 0)
+    if count <= 1 and not index:
+        return 1
+    if count > _MOST_PARTS:
+        raise invalid(f"{file.path}: split.count is {count}; at most {_MOST_PARTS} are read")
+    if not 0 <= number < count or not file.path.name.endswith(_part_suffix(number, count)):
+        raise invalid(
+            f"{file.path} is part {number + 1} of {count} of a model, by split.no and split.count, so its name must "
+            f"end with {_part_suffix(number, count)}"
+        )
+    if number != index:
+        raise invalid(
+            f"{file.path} is part {number + 1} of {count} of a model: use the first part, "
+            f"{_prefix(file.path)}{_part_suffix(0, count)}"
+        )
+    return count
+
+
+def _prefix(path: Path) -> str:
+    return path.name[: -len(_part_suffix(0, 1))]
+
+
+def _part_suffix(index: int, count: int) -> str:
+    return f"-{index + 1:05}-of-{count:05}.gguf"
+
+
+def _read(path: Path, most_bytes: int) -> tuple[GgufFile, int]:
+    """Return a file by itself, and the size of its header, which has at most ``most_bytes``."""
     try:
-        return _read(path)
+        return _opened(path, most_bytes)
     except OSError as error:
         raise invalid(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _read(path: Path) -> GgufFile:
+def _opened(path: Path, most_bytes: int) -> tuple[GgufFile, int]:
     with open_regular(path) as file:
         beginning = file.read(len(_LFS_POINTER))
         if beginning == _LFS_POINTER:
@@ -180,17 +271,19 @@ def _read(path: Path) -> GgufFile:
         if not beginning.startswith(_MAGIC):
             raise invalid(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _Reader(path, content).read()
+            reader = _Reader(path, content, most_bytes)
+            return reader.read(), reader.position
 
 
 class _Reader:
     """Reads a file sequentially from its beginning."""
 
-    def __init__(self, path: Path, content: mmap.mmap) -> None:
+    def __init__(self, path: Path, content: mmap.mmap, most_bytes: int) -> None:
         self._path = path
         self._content = content
+        self._most_bytes = most_bytes
         self._size = len(content)
-        self._at = len(_MAGIC)
+        self.position = len(_MAGIC)
         self._items = 0
         #: The part that is being read, for messages.
         self._field = "the header"
@@ -221,7 +314,7 @@ class _Reader:
             if info.name in infos:
                 raise self._wrong("two tensors have the same name")
             infos[info.name] = info
-        start = -(-self._at // alignment) * alignment
+        start = -(-self.position // alignment) * alignment
         return GgufFile(self._path, version, metadata, self._placed(infos, start, alignment))
 
     def _placed(self, infos: Mapping[str, TensorInfo], start: int, alignment: int) -> dict[str, TensorInfo]:
@@ -294,7 +387,7 @@ class _Reader:
     def _count(self, form: str, width: int) -> int:
         """Read a number of elements. Raises INVALID_ARG if the file is too short for ``width`` bytes per element."""
         count: int = self._unpack(form)
-        if count * width > self._size - self._at:
+        if count * width > self._size - self.position:
             raise self._cut()
         return count
 
@@ -302,12 +395,12 @@ class _Reader:
         return struct.unpack(f"<{form}", self._slice(struct.calcsize(f"<{form}")))[0]
 
     def _slice(self, size: int) -> bytes:
-        start, self._at = self._at, self._at + size
-        if self._at > self._size:
+        start, self.position = self.position, self.position + size
+        if self.position > self._size:
             raise self._cut()
-        if self._at > _MOST_BYTES:
-            raise self._wrong(f"the header has more than {_MOST_BYTES} bytes")
-        return self._content[start : self._at]
+        if self.position > self._most_bytes:
+            raise self._wrong(f"the header has more than {MOST_HEADER_BYTES} bytes")
+        return self._content[start : self.position]
 
     def _cut(self) -> ConchError:
         return self._wrong("it was cut off, or declares more data than it contains")
@@ -408,10 +501,6 @@ def rope_scaling(file: GgufFile) -> tuple[str, float]:
     if any(tensor.startswith("rope_factors_") for tensor in file.tensors):
         kind = "longrope"
     return ("none", 1.0) if kind == "none" or (kind == "linear" and factor == 1) else (kind, factor)
-
-
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -546,8 +635,20 @@ def other_engines(file: GgufFile, adapters: Iterable[str | Path], *, without: st
         "openvino": openvino_problem(file, str(config_of(file).get("model_type", "")), bool(paths)),
         "transformers": "it reads no GGUF adapters" if any(path.suffix == ".gguf" for path in paths) else "",
     }
+    if len(file.parts) > 1:
+        problems["transformers"] = "it reads only whole files"
     names = [f"'{engine}'" for engine, problem in problems.items() if not problem and engine != without]
     return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:]))) or "another engine"
+
+
+def require_whole(file: GgufFile, adapters: Iterable[str | Path], engine: str) -> None:
+    """Raise INVALID_ARG for a model in several files, on an engine that reads only one."""
+    if len(file.parts) > 1:
+        raise invalid(
+            f"engine '{engine}' cannot load {file.path}, which is one of {len(file.parts)} files of a model: set "
+            f"parameter 'engine' to {other_engines(file, adapters, without=engine)}, or join them with "
+            "'llama-gguf-split --merge'"
+        )
 
 
 def openvino_problem(file: GgufFile, model_type: str, adapters: bool) -> str:

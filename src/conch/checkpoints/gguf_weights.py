@@ -22,6 +22,7 @@ from conch.checkpoints.gguf import (
     Bytes,
     Floats,
     GgufFile,
+    TensorData,
     TensorInfo,
     block_bytes,
     half,
@@ -47,7 +48,7 @@ class GgufWeights:
 
     def __init__(self, file: GgufFile, pool: ThreadPoolExecutor) -> None:
         self._file, self._pool = file, pool
-        self._content = np.memmap(file.path, np.uint8, "r")
+        self._data = TensorData(file)
         self.used: set[str] = set()
         self.seconds = 0.0
 
@@ -108,8 +109,7 @@ class GgufWeights:
     def _rows(self, tensor: TensorInfo) -> Bytes:
         """Return the bytes of a tensor, a row of the last dimension in each row."""
         count = int(np.prod(tensor.shape[:-1], dtype=np.int64))
-        raw = self._content[tensor.offset : tensor.offset + tensor.size]
-        return raw.reshape(count, tensor.size // count if count else 0)
+        return self._data.of(tensor).reshape(count, tensor.size // count if count else 0)
 
     def _wrong(self, tensor: TensorInfo, expected: str) -> Exception:
         return invalid(f"{self._file.path}: tensor '{tensor.name}' has shape {tensor.shape} instead of {expected}")

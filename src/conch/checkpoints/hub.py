@@ -122,8 +122,11 @@ def local_path(version_directory: Path, model: str) -> Path | None:
         path = _expanded(version_directory, model)
         candidates = (version_directory / path, version_directory.parent / path)
         for candidate in candidates:
-            if candidate.is_dir() or (candidate.suffix == GGUF and candidate.is_file()):
+            if candidate.is_dir():
                 return candidate.resolve()
+            if candidate.suffix == GGUF and candidate.is_file():
+                # The Hub's cache has links to files with other names; the other parts of a model are beside the link.
+                return candidate.parent.resolve() / candidate.name
     except (OSError, RuntimeError) as error:
         # An invalid file name, a folder without permission, or a home directory that does not exist.
         reason = error.strerror if isinstance(error, OSError) else error

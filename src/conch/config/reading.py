@@ -17,11 +17,11 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, Final
 
-from conch.core.errors import Code, ConchError, invalid
+from conch.core.errors import Code, ConchError
 
 FieldPath = tuple[str | int, ...]
-#: The name of a part of a file that llama-gguf-split has divided.
-_PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf")
+#: The name of one of the files of a GGUF model that was split.
+_PART: Final = re.compile(r"(?P<prefix>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
 class ConfigError(ConchError):
@@ -115,13 +115,32 @@ def escaped(character: str) -> str:
 
 
 def gguf_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the GGUF files of models in a folder, and those of projectors, whose names contain ``mmproj``."""
-    files = sorted(folder.glob("*.gguf"))
-    projectors = [path for path in files if "mmproj" in path.name.lower()]
-    return [path for path in files if path not in projectors], projectors
+    """Return the GGUF files of models in a folder, and those of projectors, whose names contain ``mmproj``.
+
+    A model that was split into several files is represented by the first of them.
+    """
+    models: dict[tuple[str, str], Path] = {}
+    projectors: list[Path] = []
+    for path in sorted(folder.glob("*.gguf")):
+        if "mmproj" in path.name.lower():
+            projectors.append(path)
+        else:
+            models.setdefault(_split_of(path), path)
+    return list(models.values()), projectors
 
 
-def require_whole_gguf(gguf: Path) -> None:
-    """Raise INVALID_ARG for a part of a split GGUF file."""
-    if _PART.search(gguf.name):
-        raise invalid(f"{gguf} is one part of a model: join them with 'llama-gguf-split --merge'")
+def gguf_parts(gguf: Path) -> list[Path]:
+    """Return the files beside ``gguf`` that belong to the same split, in order; only itself for a whole model."""
+    split = _split_of(gguf)
+    return [path for path in sorted(gguf.parent.glob("*.gguf")) if _split_of(path) == split] or [gguf]
+
+
+def gguf_stem(gguf: Path) -> str:
+    """Return the name of a GGUF file without its suffix and the number of a part."""
+    return _split_of(gguf)[0]
+
+
+def _split_of(gguf: Path) -> tuple[str, str]:
+    """Return the prefix and the number of parts in the name of a part; the stem and no number for a whole file."""
+    part = _PART.fullmatch(gguf.name)
+    return (part["prefix"], part["count"]) if part else (gguf.stem, "")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from conch.config.reading import gguf_files, require_whole_gguf
+from conch.config.reading import gguf_files, gguf_stem
 from conch.core.errors import invalid, unsupported
 from conch.machine.temporary import TemporaryFolder
 from conch.options.declaration import Values, option, options_of
@@ -64,7 +64,7 @@ def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[
     """
     with TemporaryFolder() as repository:
         path = Path(model).expanduser()
-        chosen = name or model_name(path.resolve() if path.exists() else path)
+        chosen = name or model_name(_absolute(path) if path.exists() else path)
         if not is_directory_name(chosen) or ".." in chosen:
             raise invalid(f"'{chosen}' cannot be a model's name: set --name to one without slashes")
         version = repository / chosen / "1"
@@ -84,8 +84,13 @@ def checkpoint_source(model: str) -> str:
     """
     path = Path(model).expanduser()
     if path.is_file():
-        return str(path.resolve())
+        return str(_absolute(path))
     return str(_checkpoint(path.resolve())) if path.is_dir() else _hub_id(model)
+
+
+def _absolute(path: Path) -> Path:
+    """Return an absolute path. The name of a file is kept, also where it is a link, as in the Hub's cache."""
+    return path.parent.resolve() / path.name if path.is_file() else path.resolve()
 
 
 def hub_hint(model: str) -> str:
@@ -110,7 +115,7 @@ def model_name(path: Path) -> str:
         parts.pop()  # a version directory
     last = parts[-1] if parts else ""
     if path.suffix in (".onnx", ".xml", ".gguf"):
-        last = path.stem
+        last = gguf_stem(path)
     return re.sub(r"[^A-Za-z0-9._-]+", "_", last).strip("._") or "model"
 
 
@@ -157,7 +162,6 @@ def _checkpoint(folder: Path) -> Path:
     if len(files) == 1:
         return folder if models and projectors else files[0]
     if files:
-        require_whole_gguf(files[0])
         raise invalid(f"'{folder}' has {len(files)} GGUF files: choose one, such as {files[0]}")
     directories = [path for path in sorted(folder.iterdir()) if path.is_dir()]
     if (folder / "config.pbtxt").is_file() or any(path.name.isdigit() for path in directories):

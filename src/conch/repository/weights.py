@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from conch.config.reading import read_json
+from conch.config.reading import gguf_files, gguf_parts, read_json
 
 #: Parameters that may name a checkpoint, and the placeholder for the model's directory in a path.
 _CHECKPOINT: Final = ("model", "gpt_model_path")
@@ -26,7 +26,6 @@ _MANIFEST: Final = "conch.json"
 _COPIES: Final = re.compile(r"(^consolidated|[.-](fp16|fp32|bf16)[.-]|^(training_args|optimizer|scheduler))")
 #: Substrings of parameter names or values that make an engine quantize the weights.
 _QUANTISING: Final = ("int8", "int4", "nf4", "fp8", "8bit", "4bit", "quantiz", "quantis")
-_PART: Final = re.compile(r"-\d{5}-of-\d{5}")
 #: Engine names in the manifest, by engine, where they differ.
 _KINDS: Final = {"transformers": "torch", "vllm": "torch"}
 #: Divisors for precisions that weights may be converted to at load.
@@ -62,7 +61,7 @@ def find_weights(
         served = _served(checkpoint, options, gpu) if checkpoint.is_dir() else None
         if served is not None:
             return served
-        forms = [[checkpoint]] if checkpoint.is_file() else _forms(checkpoint)
+        forms = [_gguf_form(checkpoint)] if checkpoint.is_file() else _forms(checkpoint)
         sums = [_summed(files, _divisor(options)) for files in forms]
     except (OSError, ValueError, RuntimeError, AttributeError, KeyError, TypeError):
         return WeightFiles()
@@ -93,13 +92,19 @@ def _forms(folder: Path) -> Iterator[list[Path]]:
                     forms["pickled"].append(path)
                 case ".bin" | ".onnx":
                     forms[path.stem].append(path)
-                case ".gguf":
-                    forms[_PART.sub("", path.stem)].append(path)
                 case _:
                     beside.append(path)
         for key, files in forms.items():
             # Files with a graph's external tensors are named after it: model.onnx_data, model.onnx.data.
             yield [*files, *(file for file in beside if files[0].suffix == ".onnx" and file.name.startswith(f"{key}."))]
+    for model in gguf_files(folder)[0]:
+        yield _gguf_form(model)
+
+
+def _gguf_form(gguf: Path) -> list[Path]:
+    """Return the files of a GGUF model, with the projector beside the only model in a folder."""
+    models, projectors = gguf_files(gguf.parent)
+    return [*gguf_parts(gguf), *(projectors[:1] if len(models) == 1 else ())]
 
 
 def _served(folder: Path, options: Mapping[str, object], gpu: bool) -> WeightFiles | None:

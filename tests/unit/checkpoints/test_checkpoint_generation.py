@@ -153,12 +153,6 @@ def test_projector_beside_the_only_gguf_file_reads_its_images(tmp_path: Path) ->
     [
         (["a.gguf", "b.gguf"], {}, "has 2 GGUF files: set parameter 'model' to one of a.gguf, b.gguf"),
         (["a.gguf"], {"model": "b.gguf"}, "model file 'b.gguf' does not exist"),
-        (["a-00001-of-00003.gguf"], {}, "is one part of a model: join them with 'llama-gguf-split --merge'"),
-        (
-            ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"],
-            {},
-            "a-00001-of-00002.gguf is one part of a model: join them with 'llama-gguf-split --merge'",
-        ),
         (["a.gguf"], {"task": "fill-mask"}, "a.gguf is for task 'text-generation', not for 'fill-mask'"),
         (["a.gguf"], {"engine": "onnxruntime"}, "engine 'onnxruntime' does not generate text"),
     ],

@@ -271,6 +271,17 @@ def test_gguf_file_is_served_under_its_name(started: list[Started], tmp_path: Pa
     assert started[2].model_json == {"model": str(tmp_path)}, "with its projector"
 
 
+def test_gguf_model_in_several_files_is_served_by_the_first(started: list[Started], tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"blob{number}").touch()
+        (tmp_path / f"Llama-0000{number}-of-00002.gguf").symlink_to(f"blob{number}")
+
+    for path, name in ((tmp_path, tmp_path.name), (tmp_path / "Llama-00001-of-00002.gguf", "Llama")):
+        assert main(["serve", str(path)]) == 0
+        assert started[-1].name == name
+        assert started[-1].model_json == {"model": str(tmp_path / "Llama-00001-of-00002.gguf")}
+
+
 def test_folder_with_several_gguf_files_is_refused(
     started: list[Started], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,9 +290,6 @@ def test_folder_with_several_gguf_files_is_refused(
 
     message = f"'{tmp_path}' has 2 GGUF files: choose one, such as {tmp_path}/a.gguf"
     assert message in refusal(str(tmp_path), capsys=capsys)
-    for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
-        (tmp_path / name).touch()
-    assert "a-00001-of-00002.gguf is one part of a model: join them" in refusal(str(tmp_path), capsys=capsys)
     assert started == []
 
 

@@ -56,6 +56,15 @@ def test_one_file_may_be_named(tmp_path: Path) -> None:
     assert find_weights(tmp_path, {"model": str(tmp_path / "large.gguf")}).size == 50
 
 
+def test_all_files_of_a_gguf_model_count(tmp_path: Path) -> None:
+    folder = _files(tmp_path, {"m-bf16-00001-of-00002.gguf": 5, "m-bf16-00002-of-00002.gguf": 50, "mmproj-m.gguf": 7})
+    for parameters in ({}, {"model": str(folder / "m-bf16-00001-of-00002.gguf")}):
+        weights = find_weights(folder, parameters)
+        assert (weights.size, len(weights.files)) == (62, 3), parameters
+    _files(folder, {"other.gguf": 90})
+    assert find_weights(folder).size == 55, "a projector is not for one of several models"
+
+
 def test_a_model_of_the_hub_is_found_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     folder = tmp_path / "models--org--name"

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conch.backends.graphs.openvino import reason
-from conch.checkpoints.gguf import DECODERS, Blocks, GgufFile, TensorInfo, read_blocks, type_name
+from conch.checkpoints.gguf import DECODERS, Blocks, GgufFile, TensorData, TensorInfo, read_blocks, type_name
 from conch.core.errors import ConchError, invalid
 from conch.machine import extras
 from conch.machine.temporary import TemporaryFolder
@@ -41,13 +41,13 @@ def gguf_graph(file: GgufFile) -> Any:
     with TemporaryFolder() as scratch:
         # The folder of a tokenizer that GenAI does not need, since no text is generated.
         (scratch / "tokenizer").mkdir()
-        link = scratch / file.path.name
-        link.symlink_to(file.path.resolve())
+        for part in file.parts:
+            (scratch / part.name).symlink_to(part.resolve())
         written = scratch / _GRAPH
         settings: Any = {"enable_save_ov_model": True}
         try:
             no_tokenizer: Any = openvino_genai.Tokenizer(scratch / "tokenizer")
-            openvino_genai.LLMPipeline(link, no_tokenizer, _NO_DEVICE, **settings)
+            openvino_genai.LLMPipeline(scratch / file.path.name, no_tokenizer, _NO_DEVICE, **settings)
         except (RuntimeError, LookupError, ValueError) as error:  # those of C++: out_of_range, invalid_argument
             if not written.is_file():
                 raise invalid(f"engine 'openvino' cannot load {file.path}: {reason(error)}") from None
@@ -90,7 +90,7 @@ class _FileTensors:
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
-        self._content = np.memmap(file.path, np.uint8, "r")
+        self._data = TensorData(file)
         self._matched_names: set[str] = set()
         # GenAI may reorder rows but never moves the first row.
         self._by_first_row: dict[bytes, list[TensorInfo]] = defaultdict(list)
@@ -139,11 +139,11 @@ class _FileTensors:
         return None
 
     def _blocks(self, tensor: TensorInfo, rows: int | None = None) -> Blocks:
-        raw = self._content[tensor.offset : tensor.offset + tensor.size].reshape(tensor.shape[0], -1)
+        raw = self._data.of(tensor).reshape(tensor.shape[0], -1)
         return read_blocks(raw[:rows], tensor.type)
 
     def _floats(self, tensor: TensorInfo) -> Any:
-        raw = self._content[tensor.offset : tensor.offset + tensor.size]
+        raw = self._data.of(tensor)
         return raw.view(_FLOATS[type_name(tensor.type)]).reshape(-1, tensor.shape[-1])
 
     def _orders(self, tensor: TensorInfo) -> Iterator[Any]:

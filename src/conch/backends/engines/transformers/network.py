@@ -25,7 +25,7 @@ from conch.backends.engines.transformers.cache import PaddedCache
 from conch.backends.engines.transformers.media import MediaNetwork, PromptMedia, network_inputs
 from conch.backends.generation.engine import EngineSpec
 from conch.backends.generation.lora import LoraWeights
-from conch.checkpoints.gguf import GgufFile, rope_scaling
+from conch.checkpoints.gguf import GgufFile, TensorData, require_whole, rope_scaling
 from conch.core.errors import ConchError, invalid, one_line
 from conch.machine.facts import cpu_flags
 
@@ -199,6 +199,7 @@ def load(spec: EngineSpec) -> DecoderNetwork:
 def _model(spec: EngineSpec) -> Any:
     arguments: dict[str, Any] = dict(spec.arguments)
     if spec.gguf is not None:
+        require_whole(spec.gguf, spec.adapters.values(), "transformers")
         arguments["gguf_file"] = str(spec.gguf.path.relative_to(spec.directory))
     # Some models that read images have no class for texts alone.
     is_causal = spec.media is None and not (_MULTIMODAL - _CAUSAL) & {spec.config.get("model_type")}
@@ -232,7 +233,7 @@ def _scale_rotary_frequencies(model: Any, file: GgufFile) -> None:
         )
     divisors = torch.tensor(factor)
     if tensor is not None:
-        divisors = factor * torch.from_numpy(np.fromfile(file.path, np.float32, tensor.size // 4, offset=tensor.offset))
+        divisors = factor * torch.from_numpy(TensorData(file).of(tensor).view(np.float32).copy())
     elif scaling == "none":
         return
     rotary = [

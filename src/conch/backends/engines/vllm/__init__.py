@@ -10,7 +10,7 @@ import os
 from conch.backends.base.backend_base import versioned
 from conch.backends.engines.vllm.arguments import choose_device
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
-from conch.checkpoints.gguf import GgufFile, other_engines
+from conch.checkpoints.gguf import GgufFile, other_engines, require_whole
 from conch.core.errors import invalid
 from conch.machine import extras
 
@@ -44,3 +44,4 @@ def _require_gguf(spec: EngineSpec, file: GgufFile) -> None:
             f"engine 'vllm' cannot load '{spec.source}': {versioned('vllm')} reads no GGUF files without a plugin; "
             f"set parameter 'engine' to {others}"
         )
+    require_whole(file, spec.adapters.values(), "vllm")

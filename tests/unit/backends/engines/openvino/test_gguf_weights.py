@@ -10,15 +10,19 @@ import pytest
 
 pytest.importorskip("openvino")
 pytest.importorskip("gguf")
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 import gguf
 import openvino
 from openvino import opset13 as ops
 
 from benchmarks.generation.k_quants import ENCODERS, encode
-from conch.backends.engines.openvino.gguf_weights import correct
+from conch.backends.engines.openvino.gguf_weights import correct, gguf_graph
 from conch.checkpoints.gguf import Blocks, GgufFile, read_blocks, read_gguf
 from conch.core.errors import ConchError
+from tests.unit.checkpoints import gguf_models
+from tests.unit.checkpoints.gguf_splits import split
 
 ROWS, COLUMNS = 8, 512
 QUERIES = "blk.0.attn_q.weight"
@@ -98,6 +102,19 @@ def test_graph_gets_the_weights_of_the_file(tmp_path: Path, kind: str) -> None:
 
     assert changed == (rounded > 1e-6) == (kind not in ("Q4_0", "Q8_0"))
     np.testing.assert_allclose(computed(model), wanted, atol=1e-6)
+
+
+def test_graph_of_a_model_in_several_files_has_their_weights(tmp_path: Path) -> None:
+    path = gguf_models.write(
+        tmp_path / "m.gguf", "llama", gguf_models.model("llama"), "Q8_0", metadata={"general.file_type": 7}
+    )
+    whole = gguf_graph(read_gguf(path))
+    file = read_gguf(split(path, 12))
+    assert len(file.parts) > 1
+    ids = {name: np.ones((1, 1), np.int64) for name in ("input_ids", "attention_mask", "position_ids")}
+    ids["beam_idx"] = np.zeros(1, np.int32)
+    outputs = [openvino.Core().compile_model(graph, "CPU")(ids)[0] for graph in (whole, gguf_graph(file))]
+    np.testing.assert_array_equal(*outputs)
 
 
 def test_norm_gets_back_what_16_bits_do_not_hold(tmp_path: Path) -> None:

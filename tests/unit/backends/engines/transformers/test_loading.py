@@ -276,6 +276,17 @@ def test_an_adapter_has_the_names_of_any_version_or_is_refused(names: str, place
     assert complete(engine, "own") == complete(fixed, "own") != complete(engine, "")
 
 
+def test_a_gguf_model_in_several_files_is_refused_with_what_to_do(folder: Path, tmp_path: Path) -> None:
+    as_gguf(folder, tmp_path / "tiny.gguf")
+    from tests.unit.checkpoints.gguf_splits import split
+
+    file = read_gguf(split(tmp_path / "tiny.gguf", 12))
+    assert refusal(tmp_path, gguf=file).message == (
+        f"engine 'transformers' cannot load {file.path}, which is one of 2 files of a model: set parameter 'engine' to "
+        "'llamacpp', or join them with 'llama-gguf-split --merge'"
+    )
+
+
 def test_a_gguf_file_has_adapters(folder: Path, tmp_path: Path) -> None:
     file = as_gguf(folder, tmp_path / "tiny.gguf")
     model = adapted(folder, tmp_path / "pirate")

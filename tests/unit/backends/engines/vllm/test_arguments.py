@@ -132,6 +132,13 @@ def test_gguf_file_that_vllm_does_not_read_is_refused_with_other_engines(monkeyp
     assert refused.value.code is Code.INVALID_ARG
 
 
+def test_gguf_model_in_several_files_is_refused_with_other_engines() -> None:
+    file = GgufFile(Path("/models/m-1.gguf"), 3, LLAMA, {}, (Path("/models/m-2.gguf"),))
+    with pytest.raises(ConchError, match="which is one of 2 files of a model: set parameter 'engine' to '") as refused:
+        open_engine("vllm", EngineSpec(Path("/models"), {}, (), gguf=file))
+    assert "'transformers'" not in refused.value.message
+
+
 def test_one_gpu_is_shown_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     open_engine("vllm", spec(device="cuda", device_id=1, arguments={"tensor_parallel_size": 2}))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5"
