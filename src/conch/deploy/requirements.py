@@ -216,7 +216,7 @@ def read_requirements(root: Path, mount: str) -> RepositoryRequirements:
             continue
         _check_paths(model, root.resolve(), mount)
         _add(model, required)
-        if _needs_gpu(model.config) and not visible_gpus():
+        if _needs_gpu(files.config) and not visible_gpus():
             required.lacking.add(f"model '{name}' runs on a GPU, but this machine has none")
     if not configs:
         raise invalid(f"there are no models in {root}")
@@ -233,6 +233,7 @@ def read_requirements(root: Path, mount: str) -> RepositoryRequirements:
 
 
 def _needs_gpu(config: ModelConfig) -> bool:
+    """Whether the configuration, as written, requires a GPU; KIND_AUTO uses one only if there is one."""
     return any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
 
 

@@ -66,6 +66,19 @@ def test_checkpoints_from_the_hub_are_reported(tmp_path: Path) -> None:
     assert found.writers == ("c",)
 
 
+@pytest.mark.parametrize(
+    ("kind", "needs"), [("", False), ("KIND_AUTO", False), ("KIND_CPU", False), ("KIND_GPU", True)]
+)
+def test_only_models_that_require_a_gpu_need_one(
+    kind: str, needs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conch.deploy.requirements.visible_gpus", lambda: ())
+    group = f"instance_group {{ kind: {kind} }}" if kind else ""
+    checkpoint(tmp_path, "m", f'backend: "huggingface" {group}', model="org/encoder")
+    lacking = read_requirements(tmp_path, MOUNT).lacking
+    assert any("runs on a GPU" in reason for reason in lacking) == needs
+
+
 def test_adapters_need_their_extra_wherever_they_are_named(tmp_path: Path) -> None:
     named = 'backend: "huggingface" parameters { key: "lora_modules" value { string_value: "{\\"a\\": \\"b\\"}" } }'
     checkpoint(tmp_path / "config", "m", named, model="org/writer", task="text-generation")
