@@ -133,7 +133,7 @@ def test_openai_for_an_embedding_model_is_its_embeddings(platform: str, models: 
           {"1/model.json": '{"task": "sentence-similarity"}'})  # fmt: skip
     assert run(platform, "--endpoint=openai", "--model=embeds") == 0
     assert json.loads(Path("out/request.json").read_text()) == {"model": "embeds", "input": ["What is a conch?"]}
-    assert "answers at `/v1/embeddings`" in Path("out/README.md").read_text()
+    assert "the model `embeds` at `/v1/embeddings`" in Path("out/README.md").read_text()
 
 
 def test_openai_for_a_task_that_its_api_does_not_have_is_refused(
