@@ -93,6 +93,7 @@ def test_an_interrupted_search_is_reported_as_interrupted(folder: Path, capsys: 
     [
         (["report", "-e", "nowhere"], "nowhere/results.json does not exist: run 'conch analyze profile' first"),
         (["profile"], "profile_models: name the models to measure"),
+        (["profile", "--profile-models", "a", "-m", "."], "profile_models: there is no model 'a'"),
         (["profile", "--profile-models", "a", "--mode", "docker"], "--mode: conch does not start containers"),
         (["profile", "--profile-models", "a", "--constraint", "p99<1"], "'p99<1' has no unit"),
         (["profile", "--gpus", "GPU-1"], "--gpus: choose GPUs for the server by CUDA_VISIBLE_DEVICES"),

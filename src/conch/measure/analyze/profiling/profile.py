@@ -424,6 +424,10 @@ def open_server(settings: AnalyzeSettings, repository: ModelRepository | None, m
     if settings.triton_launch_mode == "local":
         if repository is None:
             raise invalid("model_repository: set the models' folder (-m), or use a running server (--mode remote)")
+        names = repository.names()
+        for model in models:
+            if model not in names:
+                raise invalid(f"profile_models: there is no model '{model}'; the models are {', '.join(sorted(names))}")
         settings.export_path.mkdir(parents=True, exist_ok=True)
         environment = {name: str(value) for name, value in settings.triton_server_environment.items()}
         return LocalServer(
