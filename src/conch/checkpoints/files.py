@@ -92,8 +92,10 @@ def require_weights(folder: Path, engine: str) -> dict[str, list[int]]:
             "openvino": "openvino_model.xml with its .bin",
         }.get(engine, "model.safetensors or pytorch_model.bin")
         foreign = _first(folder, "tf_model.h5", "flax_model.msgpack", "*.gguf", "*.ckpt*")
-        beside = f"; '{foreign.name}' is a form that is not read here" if foreign is not None else ""
-        raise invalid(f"checkpoint {folder} has no weights for engine '{engine}': {expected} is missing{beside}")
+        beside = f"; the format of '{foreign.name}' is not supported here" if foreign is not None else ""
+        purpose = "" if engine == "auto" else f" for engine '{engine}'"
+        remedy = " (conch convert writes it)" if present and engine in ("onnxruntime", "openvino") else ""
+        raise invalid(f"checkpoint {folder} has no weights{purpose}: {expected} is missing{remedy}{beside}")
     chosen = present[0] if engine == "auto" else engine
     shapes: dict[str, list[int]] = {}
     if chosen == "torch":

@@ -29,7 +29,7 @@ from conch.checkpoints.task import (
     task_of,
 )
 from conch.config.reading import read_json, read_small
-from conch.core.errors import invalid
+from conch.core.errors import invalid, why_unreadable
 from conch.core.sampling import TEXT_GENERATION
 
 #: Suffixes of architectures whose networks output one number per class.
@@ -429,7 +429,7 @@ class Checkpoint:
             try:
                 self._documents[name] = read_json(path) if path.is_file() else None
             except (OSError, ValueError) as error:
-                raise invalid(f"{path} cannot be read: {error}") from None
+                raise invalid(f"{path} cannot be read: {why_unreadable(error)}") from None
         return self._documents[name]
 
     def _text(self, path: Path) -> str:

@@ -20,7 +20,7 @@ from conch.checkpoints import files
 from conch.checkpoints.files import GGUF
 from conch.checkpoints.options import Options, extra_of
 from conch.config.reading import read_json
-from conch.core.errors import ConchError, invalid, unavailable
+from conch.core.errors import ConchError, invalid, unavailable, why_unreadable
 from conch.machine import extras
 
 MODEL_FILE: Final = "model.json"
@@ -78,7 +78,7 @@ def read_model_file(version_directory: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise invalid(f"{path} cannot be read: {error}") from None
+        raise invalid(f"{path} cannot be read: {why_unreadable(error)}") from None
     if not isinstance(document, dict):
         raise invalid(f'{path} must hold a JSON object such as {{"model": "org/name"}}')
     return document

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from conch.config.reading import open_regular, read_json
-from conch.core.errors import ConchError, error_text, invalid
+from conch.core.errors import ConchError, error_text, invalid, why_unreadable
 from conch.core.lengths import on_grid
 
 #: The minimum gain for which the other variant runs; smaller gains are within the variation of measurements.
@@ -263,7 +263,7 @@ class Manifest:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise invalid(f"{path} cannot be read: {error}") from None
+            raise invalid(f"{path} cannot be read: {why_unreadable(error)}") from None
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             version = document.get("format") if isinstance(document, dict) else None
             raise invalid(f"{path} has format {version}; this version of conch reads format {FORMAT}")

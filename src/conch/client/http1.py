@@ -17,6 +17,8 @@ from conch.core.errors import invalid
 #: The number of JSON bytes before the binary tensors of a body.
 JSON_SIZE: Final = "inference-header-content-length"
 #: Characters that a target, and a header, cannot have.
+#: Type and flags of the first HTTP/2 frame of a server, which follow its length of three bytes.
+_SETTINGS: Final = b"\x04\x00"
 _NO_TARGET: Final = re.compile(r"[^!-~]")
 _NO_HEADER: Final = re.compile(r"[^\t -~\x80-\xff]")
 
@@ -88,7 +90,11 @@ class ResponseReader:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.complete:
-                raise HttpFault(f"the response is not HTTP: {error}") from None
+                is_http2 = not self.status and data[3:5] == _SETTINGS
+                problem = (
+                    f"is not HTTP: {error}" if not is_http2 else "is HTTP/2, so this is a gRPC port: use the HTTP port"
+                )
+                raise HttpFault(f"the response {problem}") from None
             self.keep_alive = False  # data after the response, or another protocol
         return self.complete
 

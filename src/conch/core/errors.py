@@ -134,6 +134,11 @@ def one_line(error: BaseException) -> str:
     return _SENTENCE_END.split(paragraph, 1)[0].rstrip(".")[:500] or type(error).__name__
 
 
+def why_unreadable(error: BaseException) -> str:
+    """Return why a file cannot be read or parsed, for a message that has its path."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
+
+
 def error_text(error: BaseException, *, short: bool = False) -> str:
     """Return the message of a ConchError, and ``<type>: <message>`` of any other error.
 

@@ -19,7 +19,7 @@ from typing import Annotated, Final, NamedTuple
 from urllib.parse import quote
 
 from conch import __version__
-from conch.core.errors import ConchError, internal, invalid
+from conch.core.errors import ConchError, internal, invalid, why_unreadable
 from conch.deploy.bundle import base_commands, check_output, render, staged
 from conch.deploy.dashboard import dashboard
 from conch.deploy.requirements import RepositoryRequirements, read_requirements
@@ -154,7 +154,7 @@ def _keys(path: str) -> list[str]:
     try:
         lines = [line.strip() for line in Path(path).read_text("utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise invalid(f"--api-key-file: {path} cannot be read: {error}") from None
+        raise invalid(f"--api-key-file: {path} cannot be read: {why_unreadable(error)}") from None
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys or not all(re.fullmatch(r"[\w.-]+=[!-~]+", line, re.ASCII) for line in keys):
         raise invalid(f"--api-key-file: {path} must have lines <name>=<key>")

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from conch.core.errors import ConchError, invalid, one_line
+from conch.core.errors import ConchError, invalid, why_unreadable
 from conch.core.variables import API_KEY
 
 LOG = logging.getLogger("conch")
@@ -93,7 +93,7 @@ class _KeyFile:
         try:
             lines = path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise invalid(f"--api-key-file: {path} cannot be read: {one_line(error)}") from None
+            raise invalid(f"--api-key-file: {path} cannot be read: {why_unreadable(error)}") from None
         for number, line in enumerate(map(str.strip, lines), 1):
             if not line or line.startswith("#"):
                 continue

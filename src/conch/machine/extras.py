@@ -123,7 +123,8 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
             # A requirement ``name[part]`` may be installed although the libraries of ``part`` are missing.
             if not f"{module}.".startswith(f"{lacking}.") and not (lacking and "[" in package.name):
                 raise _broken(purpose, package.name, installed, error) from error
-            packages.append(f"{package.name} ({package.note})" if package.note else package.name)
+            name = f"{package.name} ({package.note})" if package.note else package.name
+            packages += [name] if name not in packages else []
             absent.append(module)
     if absent:
         listed = ", ".join(packages[:-1]) + " and " + packages[-1] if len(packages) > 1 else packages[0]

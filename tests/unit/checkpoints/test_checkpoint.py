@@ -34,7 +34,7 @@ def test_complete_folder_opens(tmp_path: Path) -> None:
         ("tokenizer__json", "has no tokenizer: tokenizer.json (or vocab.txt, spiece.model …) is missing"),
         (
             "model__safetensors",
-            "has no weights for engine 'auto': model.safetensors or pytorch_model.bin is missing",
+            "has no weights: model.safetensors or pytorch_model.bin is missing",
         ),
     ],
 )
@@ -55,7 +55,7 @@ def test_broken_json_is_refused_by_name(tmp_path: Path, name: str, text: str) ->
 
 def test_weights_of_another_library_are_named(tmp_path: Path) -> None:
     checkpoint(tmp_path, model__safetensors=None, tf_model__h5=b"h5")
-    assert "'tf_model.h5' is a form that is not read here" in refusal(tmp_path)
+    assert "the format of 'tf_model.h5' is not supported here" in refusal(tmp_path)
 
 
 def test_missing_shard_is_named(tmp_path: Path) -> None:
@@ -111,7 +111,9 @@ def test_graph_without_its_weights_is_refused(tmp_path: Path) -> None:
 
 def test_engine_without_its_files_is_refused(tmp_path: Path) -> None:
     message = refusal(checkpoint(tmp_path), Options(engine="openvino"))
-    assert message.endswith("has no weights for engine 'openvino': openvino_model.xml with its .bin is missing")
+    assert message.endswith(
+        "no weights for engine 'openvino': openvino_model.xml with its .bin is missing (conch convert writes it)"
+    )
 
 
 def test_tokenizer_of_bytes_needs_no_vocabulary(tmp_path: Path) -> None:

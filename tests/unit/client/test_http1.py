@@ -6,6 +6,7 @@ import pytest
 
 from conch.client.http1 import HttpFault, HttpResponse, ResponseReader, request_head
 from conch.core.errors import Code, ConchError
+from conch.http2 import frames
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nX-Hint: a\r\n\r\n"
@@ -77,6 +78,8 @@ def test_a_connection_that_ends_early_is_a_fault(part: bytes) -> None:
 def test_another_protocol_is_a_fault() -> None:
     with pytest.raises(HttpFault, match="the response is not HTTP"):
         read(b"SMTP ready\r\n")
+    with pytest.raises(HttpFault, match="the response is HTTP/2, so this is a gRPC port: use the HTTP port"):
+        read(frames.settings({frames.MAX_CONCURRENT_STREAMS: 100}))
 
 
 @pytest.mark.parametrize(("size", "expected"), [(b"3", 3), (b"three", None), (b"-3", None)])

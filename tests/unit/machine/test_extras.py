@@ -132,6 +132,9 @@ def test_missing_packages_are_named_together_with_one_command(checkout: None, mo
     assert error("torch", "onnxruntime", "nncf") == (
         "engine 'any' needs torch, onnxruntime and nncf: pip install -c constraints.txt -e \".[convert]\""
     )
+    # A package is named once, however many of its modules are missing.
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert error("ray", "ray") == "engine 'any' needs ray[serve]: pip install -c constraints.txt -e \".[ray]\""
 
 
 def test_extra_of_the_engine_is_named_where_several_bring_a_package(

@@ -23,7 +23,7 @@ from conch.checkpoints.hub import is_checkpoint_folder
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.config.parameters import ParameterTable
 from conch.config.reading import read_json
-from conch.core.errors import Code, ConchError, invalid
+from conch.core.errors import Code, ConchError, invalid, why_unreadable
 from conch.machine import extras
 from conch.workers.child.packing import Packer
 
@@ -181,7 +181,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise invalid(f"'{path.name}' containing vllm engine args must be provided in '{path.parent}'") from None
     except (OSError, ValueError) as error:
-        raise invalid(f"{path} cannot be read: {error}") from None
+        raise invalid(f"{path} cannot be read: {why_unreadable(error)}") from None
     if not isinstance(document, dict):
         raise invalid(f"{path} must hold a JSON object")
     return document

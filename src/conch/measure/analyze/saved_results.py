@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from conch.config.reading import read_json
-from conch.core.errors import error_text, invalid, not_found
+from conch.core.errors import error_text, invalid, not_found, why_unreadable
 from conch.measure.analyze.judging.goals import Goals
 from conch.measure.analyze.judging.ranking import FinalRounds, Recommendation, recommend
 from conch.measure.analyze.results import CandidateResult, LoadKind, from_json
@@ -77,7 +77,7 @@ def load(folder: Path) -> tuple[Circumstances, list[SearchOutcome]]:
     except FileNotFoundError:
         raise not_found(f"{path} does not exist: run 'conch analyze profile' first, or set -e to its folder") from None
     except (OSError, ValueError) as error:
-        raise invalid(f"{path} cannot be read: {error}") from None
+        raise invalid(f"{path} cannot be read: {why_unreadable(error)}") from None
     try:
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']}")

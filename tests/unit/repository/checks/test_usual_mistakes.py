@@ -351,7 +351,7 @@ MISTAKES = {
     ),
     "a config.json alone": Mistake(
         {"m/1/config.json": BERT},
-        "R/m/1: error: checkpoint R/m/1 has no weights for engine 'auto': model.safetensors or pytorch_model.bin is "
+        "R/m/1: error: checkpoint R/m/1 has no weights: model.safetensors or pytorch_model.bin is "
         "missing (fix: copy the whole checkpoint there, or name it in R/m/1/model.json)",
     ),
     "a checkpoint without a tokenizer": Mistake(
