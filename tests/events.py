@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+#: Timeout of what takes a moment on an idle machine (s): it tells a hang, not a busy machine.
+TIMEOUT = 60.0
+
 
 @dataclass(frozen=True)
 class Events:
@@ -15,7 +18,7 @@ class Events:
 
     folder: Path
 
-    def wait(self, name: str, timeout: float = 15) -> None:
+    def wait(self, name: str, timeout: float = TIMEOUT) -> None:
         eventually((self.folder / name).exists, f"the event {name}", timeout)
 
     def happened(self, name: str) -> bool:
@@ -27,13 +30,13 @@ class Events:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let other tasks run until the condition holds; TimeoutError when it does not within 30 seconds."""
-    async with asyncio.timeout(30):
+    """Let other tasks run until the condition holds; TimeoutError when it does not within ``TIMEOUT`` seconds."""
+    async with asyncio.timeout(TIMEOUT):
         while not condition():
             await asyncio.sleep(0.001)
 
 
-def eventually(condition: Callable[[], object], what: str, timeout: float = 15) -> None:
+def eventually(condition: Callable[[], object], what: str, timeout: float = TIMEOUT) -> None:
     """Return when the condition holds; fail when it does not within ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():

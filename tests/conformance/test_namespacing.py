@@ -136,7 +136,7 @@ def test_a_model_cannot_call_a_name_that_two_models_have(twins: Server, name: st
 
 
 def test_metrics_name_the_repository(twins: Server, repositories: tuple[Path, Path]) -> None:
-    with urllib.request.urlopen(f"http://{twins.metrics}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{twins.metrics}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     for home in repositories:
         for name in ("twin", f"single_{home.name}"):

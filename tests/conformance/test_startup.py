@@ -132,7 +132,7 @@ def test_identifier_and_restricted_api(tmp_path: Path, start: Start) -> None:
 def test_wrong_command_line(tmp_path: Path, start: Start, flags: tuple[str, ...], text: str) -> None:
     write(tmp_path / "models", "good", CONFIG, GOOD)
     with start(tmp_path / "models", *flags, log=tmp_path / "log", wait=False) as server:
-        assert server.process.wait(30) != 0
+        assert server.process.wait(60) != 0
     assert text in (tmp_path / "log").read_text(errors="replace")
 
 

@@ -130,7 +130,7 @@ def test_tritonclient_streams(server: Server) -> None:
             value = tritonclient.grpc.InferInput("IN", [1], "INT32")
             value.set_data_from_numpy(ints(n))
             client.async_stream_infer("square", [value], request_id=str(n))
-        results = [received.get(timeout=15) for _ in range(5)]
+        results = [received.get(timeout=60) for _ in range(5)]
         client.stop_stream()
     assert all(error is None for _, error in results)
     assert sorted(result.get_response().id for result, _ in results) == ["2", "2", "3", "3", "3"]
@@ -147,7 +147,7 @@ class Events:
 
     def __init__(self, server: Server, model: str, body: dict[str, Any]) -> None:
         host, port = server.http.split(":")
-        self.connection = http.client.HTTPConnection(host, int(port), timeout=30)
+        self.connection = http.client.HTTPConnection(host, int(port), timeout=60)
         self.connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(body))
         self.response = self.connection.getresponse()
 

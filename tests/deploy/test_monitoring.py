@@ -62,7 +62,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         reply = post(server.http, "/v2/models/plain/infer", {"inputs": [tensor("X", "INT32", [1])]})
         assert reply.status == 200, reply.body
         host, _, port = server.http.partition(":")
-        with socket.create_connection((host, int(port)), timeout=10) as silent:
+        with socket.create_connection((host, int(port)), timeout=60) as silent:
             silent.sendall(b"GET /")
             while silent.recv(1000):  # until the server closes the connection
                 pass

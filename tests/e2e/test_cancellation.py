@@ -114,7 +114,7 @@ def test_client_hangs_up_while_streaming(serve: Serve, tmp_path: Path) -> None:
     connection.sendall(head.encode() + body)
     assert b"200 OK" in connection.recv(4096)
     connection.close()
-    eventually(lambda: cancelled_in_the_model(tmp_path / "server.log"), "the model seeing it", 5)
+    eventually(lambda: cancelled_in_the_model(tmp_path / "server.log"), "the model seeing it")
 
 
 def test_grpc_stream_is_cancelled_while_streaming(serve: Serve, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_grpc_stream_is_cancelled_while_streaming(serve: Serve, tmp_path: Path) 
         responses = stub.ModelStreamInfer(iter([request("repeat", inputs)]))
         next(responses)
         responses.cancel()
-        eventually(lambda: cancelled_in_the_model(tmp_path / "server.log"), "the model seeing it", 5)
+        eventually(lambda: cancelled_in_the_model(tmp_path / "server.log"), "the model seeing it")
         again = stub.ModelStreamInfer(iter([request("repeat", [tensor("IN", "INT32", [1], int_contents=[5])])]))
         assert len(list(again)) == 1
 

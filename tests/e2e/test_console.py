@@ -31,12 +31,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
 
 
 def get(server: ConchServer, path: str, **headers: str) -> requests.Response:
-    return requests.get(f"http://{server.http}{path}", headers={**_KEY, **headers}, timeout=20, allow_redirects=False)
+    return requests.get(f"http://{server.http}{path}", headers={**_KEY, **headers}, timeout=60, allow_redirects=False)
 
 
 def events(server: ConchServer, until: str) -> Iterator[tuple[str, Any]]:
     """Yield the events of a stream up to the first one with the name ``until``."""
-    with requests.get(f"http://{server.http}/console/events", headers=_KEY, timeout=20, stream=True) as response:
+    with requests.get(f"http://{server.http}/console/events", headers=_KEY, timeout=60, stream=True) as response:
         assert response.headers["Content-Type"].startswith("text/event-stream")
         assert response.headers["Cache-Control"] == "no-store"
         event = ""
@@ -52,9 +52,9 @@ def events(server: ConchServer, until: str) -> Iterator[tuple[str, Any]]:
 
 def test_files_need_no_key_and_allow_nothing_from_elsewhere(server: ConchServer) -> None:
     address = f"http://{server.http}/console"
-    moved = requests.get(address, timeout=20, allow_redirects=False)
+    moved = requests.get(address, timeout=60, allow_redirects=False)
     assert (moved.status_code, moved.headers["Location"]) == (308, "console/")
-    page = requests.get(address + "/", timeout=20)
+    page = requests.get(address + "/", timeout=60)
     assert page.headers["Content-Type"].startswith("text/html")
     assert page.headers["Cache-Control"] == "no-cache"
     policy = dict(rule.split(" ", 1) for rule in page.headers["Content-Security-Policy"].split("; "))
@@ -67,25 +67,25 @@ def test_files_need_no_key_and_allow_nothing_from_elsewhere(server: ConchServer)
     names = re.findall(r'(?:src|href)="\./([^"]+)"', page.text)
     assert any(name.endswith(".js") for name in names) and any(name.endswith(".css") for name in names)
     for name in names:
-        file = requests.get(f"{address}/{name}", timeout=20)
+        file = requests.get(f"{address}/{name}", timeout=60)
         assert file.status_code == 200
         assert file.headers["Cache-Control"] == "no-cache"
         assert file.headers["X-Content-Type-Options"] == "nosniff"
-        again = requests.get(f"{address}/{name}", headers={"If-None-Match": file.headers["ETag"]}, timeout=20)
+        again = requests.get(f"{address}/{name}", headers={"If-None-Match": file.headers["ETag"]}, timeout=60)
         assert again.status_code == 304
 
 
 def test_files_are_compressed_for_clients_that_accept_it(server: ConchServer) -> None:
     plain = get(server, "/console/", **{"Accept-Encoding": "identity"})
     assert "Content-Encoding" not in plain.headers
-    with requests.get(f"http://{server.http}/console/", timeout=20, stream=True) as response:
+    with requests.get(f"http://{server.http}/console/", timeout=60, stream=True) as response:
         assert response.headers["Content-Encoding"] == "gzip"
         assert gzip.decompress(response.raw.read(decode_content=False)) == plain.content
 
 
 @pytest.mark.parametrize("path", ["nothing", "assets/", "../routes.py", "%2e%2e/routes.py", "assets/../index.html"])
 def test_other_paths_are_not_found(server: ConchServer, path: str) -> None:
-    connection = http.client.HTTPConnection(server.http, timeout=20)
+    connection = http.client.HTTPConnection(server.http, timeout=60)
     connection.request("GET", f"/console/{path}")
     assert connection.getresponse().status == 404
     connection.close()
@@ -93,7 +93,7 @@ def test_other_paths_are_not_found(server: ConchServer, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["events", "models/chain", "models/chain/statistics", "models/chain/log"])
 def test_data_needs_a_key(server: ConchServer, path: str) -> None:
-    response = requests.get(f"http://{server.http}/console/{path}", timeout=20)
+    response = requests.get(f"http://{server.http}/console/{path}", timeout=60)
     assert response.status_code == 401
 
 
@@ -120,7 +120,7 @@ def test_models_that_were_never_loaded_are_listed(server: ConchServer) -> None:
 
 def test_page_of_an_ensemble_has_the_times_of_its_steps(server: ConchServer) -> None:
     body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
-    requests.post(f"http://{server.http}/v2/models/chain/infer", headers=_KEY, json=body, timeout=20).raise_for_status()
+    requests.post(f"http://{server.http}/v2/models/chain/infer", headers=_KEY, json=body, timeout=60).raise_for_status()
     page = get(server, "/console/models/chain").json()
     assert [step["model"] for step in page["steps"]] == ["echo", "echo"]
     assert page["steps"][1]["inputs"] == {"IN": "MIDDLE"}

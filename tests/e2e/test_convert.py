@@ -151,7 +151,7 @@ def test_conversion_killed_in_the_middle_leaves_nothing_to_load(checkpoint: Path
     assert all(path.name.startswith(".") for path in tmp_path.iterdir())
     with ConchServer(tmp_path) as server:
         request = urllib.request.Request(f"http://{server.http}/v2/repository/index", b"{}")
-        with urllib.request.urlopen(request, timeout=10) as page:
+        with urllib.request.urlopen(request, timeout=60) as page:
             assert json.load(page) == []
 
 

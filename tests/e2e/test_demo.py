@@ -137,7 +137,7 @@ class TestCommand:
             client = DemoClient(f"http://127.0.0.1:{flags[0].partition('=')[2]}")
             assert client.ready()
             process.send_signal(number)
-            assert process.wait(30) == status
+            assert process.wait(60) == status
         eventually(lambda: not client.ready(), "the end of the server")
 
     def test_a_wrong_answer_is_an_error_and_ends_the_server(

@@ -195,7 +195,7 @@ def leave(server: ConchServer, text: str, *, after: int, model: str = "llama") -
     """Request a stream and disconnect after some of its events."""
     body = json.dumps({"text_input": text, "stream": True, "max_tokens": 300, "parameters": {"ignore_eos": True}})
     host, port = server.http.split(":")
-    with closing(http.client.HTTPConnection(host, int(port), timeout=30)) as connection:
+    with closing(http.client.HTTPConnection(host, int(port), timeout=60)) as connection:
         connection.request("POST", f"/v2/models/{model}/generate_stream", body)
         response = connection.getresponse()
         for _ in range(2 * after):
@@ -274,7 +274,7 @@ def test_streams_over_grpc(server: ConchServer) -> None:
         client.async_stream_infer("llama", [text, streaming], parameters={"max_tokens": 6, "temperature": "0"})
         texts, final = [], False
         while not final:
-            result, error = results.get(timeout=30)
+            result, error = results.get(timeout=60)
             assert error is None
             response = result.get_response()
             final = response.parameters["triton_final_response"].bool_param
@@ -302,7 +302,7 @@ def test_a_cancelled_call_is_gone_from_the_batch(server: ConchServer) -> None:
         client.async_stream_infer(
             "llama", [text, streaming], parameters={"max_tokens": 400, "ignore_eos": True, "temperature": 0}
         )
-        assert results.get(timeout=30)[1] is None
+        assert results.get(timeout=60)[1] is None
         client.stop_stream(cancel_requests=True)
     eventually(lambda: idle(server), "an empty batch")
 

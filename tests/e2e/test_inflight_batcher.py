@@ -303,7 +303,7 @@ def grpc_stream(server: ConchServer) -> Iterator[Stream]:
 
 
 def running(server: ConchServer) -> float:
-    page = requests.get(f"http://{server.metrics}/metrics", timeout=10).text
+    page = requests.get(f"http://{server.metrics}/metrics", timeout=60).text
     line = next(
         line for line in page.splitlines() if line.startswith("vllm:num_requests_running") and '"tensorrt_llm"' in line
     )

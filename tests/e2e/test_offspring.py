@@ -65,5 +65,5 @@ def test_what_a_model_started_ends_with_its_worker(
     left += started
     assert all(alive(process) for process in started)
     end(server)
-    eventually(lambda: not any(alive(process) for process in started[:2]), "the end of what it started", 5)
+    eventually(lambda: not any(alive(process) for process in started[:2]), "the end of what it started")
     assert alive(started[2])

@@ -142,7 +142,7 @@ def add(server: ConchServer, name: str, value: float) -> float:
 
 
 def metric(server: ConchServer, name: str) -> float:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=60) as response:
         lines = response.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 

@@ -287,7 +287,7 @@ def test_hugging_face_client_finds_its_routes(site: Site, vectors: Any) -> None:
 
 
 def test_every_text_model_is_listed_for_clients(site: Site) -> None:
-    names = {model["id"] for model in requests.get(site.url("/v1/models"), timeout=30).json()["data"]}
+    names = {model["id"] for model in requests.get(site.url("/v1/models"), timeout=60).json()["data"]}
     assert names == {"embedder", "ranker", "classifier", "sparse", "colbert"}
-    info = requests.get(site.url("/v2/models/embedder/info"), timeout=30).json()
+    info = requests.get(site.url("/v2/models/embedder/info"), timeout=60).json()
     assert info["max_input_length"] > 0 and info["model_type"] == {"embedding": {}}

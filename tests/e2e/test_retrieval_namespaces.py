@@ -69,14 +69,14 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
 
 
 def post(address: str, path: str, **body: Any) -> tuple[int, Any]:
-    response = requests.post(f"http://{address}{path}", json=body, timeout=30)
+    response = requests.post(f"http://{address}{path}", json=body, timeout=60)
     return response.status_code, response.json()
 
 
 @pytest.mark.parametrize("port", ["http", "openai"])
 def test_models_with_a_name_of_their_own_serve_requests_by_name_or_by_kind(ports: Ports, port: str) -> None:
     address = getattr(ports, port)
-    listed = requests.get(f"http://{address}/v1/models", timeout=30).json()["data"]
+    listed = requests.get(f"http://{address}/v1/models", timeout=60).json()["data"]
     assert [model["id"] for model in listed] == ["ranker", "single"]
 
     status, body = post(address, "/v1/embeddings", model="single", input="four")
@@ -97,7 +97,7 @@ def test_a_name_of_two_models_is_refused_in_the_form_of_each_api(ports: Ports, p
 
 def test_the_console_has_a_page_for_each_of_two_models_with_a_name(ports: Ports) -> None:
     def page(path: str) -> tuple[int, Any]:
-        response = requests.get(f"http://{ports.http}/console/models/{path}", timeout=30)
+        response = requests.get(f"http://{ports.http}/console/models/{path}", timeout=60)
         return response.status_code, response.json()
 
     status, body = page("twin")

@@ -67,7 +67,7 @@ def streamed(server: ConchServer, model: str, **inputs: NDArray[Any]) -> list[di
         client.start_stream(lambda result, error: answers.put(error or result))
         client.async_stream_infer(model, given, enable_empty_final_response=True)
         while True:
-            result = answers.get(timeout=30)
+            result = answers.get(timeout=60)
             response = result.get_response()
             if response.parameters["triton_final_response"].bool_param:
                 return found

@@ -52,16 +52,16 @@ def test_accepted_requests_are_answered_when_the_server_is_stopped(
     assert server.process.poll() is None
     events.set("running.go", *(f"{name}.go" for name in names))
     assert [future.result().status for future in futures] == [200] * 11
-    assert server.process.wait(15) == 0
+    assert server.process.wait(60) == 0
     assert not events.happened("late.started")
-    eventually(lambda: not any(alive(worker) for worker in left), "the workers' end", 5)
+    eventually(lambda: not any(alive(worker) for worker in left), "the workers' end")
 
 
 def test_stopping_an_idle_server_ends_it_at_once(serve: Serve, tmp_path: Path) -> None:
     server = serve("gate", flags=("--exit-timeout-secs=30",))
     assert server.process is not None
     server.process.terminate()
-    assert server.process.wait(10) == 0
+    assert server.process.wait(60) == 0
     assert "gate: finalized" in (tmp_path / "server.log").read_text()
 
 
@@ -74,8 +74,8 @@ def test_server_that_cannot_finish_in_time_ends_with_an_error(
     left = workers(server)
     assert server.process is not None
     server.process.terminate()
-    assert server.process.wait(20) == 1
-    eventually(lambda: not any(alive(worker) for worker in left), "the workers' end", 5)
+    assert server.process.wait(60) == 1
+    eventually(lambda: not any(alive(worker) for worker in left), "the workers' end")
     running.exception()
 
 
@@ -87,7 +87,7 @@ def test_idle_instances_are_finalized_when_busy_ones_cannot_finish_in_time(
     events.wait("running.started")
     assert server.process is not None
     server.process.terminate()
-    assert server.process.wait(20) == 1
+    assert server.process.wait(60) == 1
     assert (tmp_path / "server.log").read_text().count("gate: finalized") == 1
     running.exception()
 
@@ -102,7 +102,7 @@ def test_second_signal_does_not_lose_requests(serve: Serve, events: Events, back
     server.process.terminate()
     events.set("running.go")
     assert running.result().status == 200
-    assert server.process.wait(15) == 0
+    assert server.process.wait(60) == 0
 
 
 CALLER = """
@@ -145,7 +145,7 @@ def test_replaced_version_can_call_other_models_while_the_server_stops(
     eventually(lambda: "in-flight inferences" in (tmp_path / "server.log").read_text(), "the log of the waiting server")
     events.set("running.go")
     assert running.result().json()["outputs"][0]["data"] == [1.5]
-    assert server.process.wait(15) == 0
+    assert server.process.wait(60) == 0
 
 
 def test_server_is_live_but_not_ready_while_a_model_loads(serve: Serve, events: Events) -> None:
@@ -176,8 +176,8 @@ def test_server_can_be_stopped_while_a_model_loads(serve: Serve, events: Events)
     left = workers(server)
     assert server.process is not None
     server.process.terminate()
-    server.process.wait(15)
-    eventually(lambda: not any(alive(worker) for worker in left), "the workers' end", 5)
+    server.process.wait(60)
+    eventually(lambda: not any(alive(worker) for worker in left), "the workers' end")
 
 
 def test_port_in_use_ends_the_server(serve: Serve, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_port_in_use_ends_the_server(serve: Serve, tmp_path: Path) -> None:
     second = ConchServer(tmp_path / "models", *flags, log=tmp_path / "second.log", wait=False)
     with second:
         assert second.process is not None
-        assert second.process.wait(30) == 1
+        assert second.process.wait(60) == 1
     log = (tmp_path / "second.log").read_text()
     assert first.process is not None
     told = [

@@ -122,7 +122,7 @@ def started(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str
 
 def post(server: ConchServer, path: str, body: object = None) -> Any:
     data = json.dumps(body or {}).encode()
-    with urllib.request.urlopen(f"http://{server.http}/v2/{path}", data, timeout=30) as response:
+    with urllib.request.urlopen(f"http://{server.http}/v2/{path}", data, timeout=60) as response:
         return json.loads(response.read() or b"null")
 
 
@@ -137,7 +137,7 @@ def index(server: ConchServer) -> dict[str, str]:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    deadline = monotonic() + 30
+    deadline = monotonic() + 60
     while not true():
         assert monotonic() < deadline
         sleep(0.05)
@@ -303,7 +303,7 @@ def administer(store: Store, unchecked: str) -> None:
     """How many further requests the server accepts without looking at their signatures."""
     place = f"http://{store.host}:{store.port}/moto-api/reset-auth"
     request = urllib.request.Request(place, unchecked.encode(), {"Content-Type": "text/plain"})
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=60).close()
 
 
 def test_server_does_not_start_where_the_store_cannot_be_reached(environment: dict[str, str], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_pipe_without_a_reader_does_not_stop_the_server(tmp_path: Path) -> None:
         for line in process.stderr:
             if b"Started HTTPService" in line:
                 break
-        connection = http.client.HTTPConnection(server.http, timeout=30)
+        connection = http.client.HTTPConnection(server.http, timeout=60)
         # Not read from here on: far more lines than the pipe and the server hold.
         for _ in range(6_000):
             connection.request("GET", "/v2")
@@ -37,7 +37,7 @@ def test_pipe_without_a_reader_does_not_stop_the_server(tmp_path: Path) -> None:
         reader = threading.Thread(target=lambda: text.extend(process.stderr.read()))  # type: ignore[union-attr]
         reader.start()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         reader.join(30)
         assert b" log lines were lost, because the reader" in text
         assert b"The server has stopped." in text

@@ -80,7 +80,7 @@ def test_readiness_drops_while_a_worker_is_away(serve: Serve, events: Events, ba
     (events.folder / "load").unlink()
     (events.folder / "loading").unlink()
     worker.kill()
-    eventually(lambda: get(server.http, "/v2/models/slow_load/ready").status == 400, "readiness dropping", 2)
+    eventually(lambda: get(server.http, "/v2/models/slow_load/ready").status == 400, "readiness dropping")
     assert get(server.http, "/v2/health/ready").status == 400
     assert get(server.http, "/v2/health/live").status == 200
     events.wait("loading")
@@ -122,7 +122,7 @@ def test_killed_server_leaves_no_worker(serve: Serve, events: Events, background
     assert server.process is not None
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()
-    eventually(lambda: not any(alive(worker) for worker in left), "the workers' end", 5)
+    eventually(lambda: not any(alive(worker) for worker in left), "the workers' end")
     assert running.exception() is not None
 
 

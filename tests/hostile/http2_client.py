@@ -41,7 +41,7 @@ class Http2Client:
 
     def __init__(self, address: str) -> None:
         host, port = address.split(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=30)
+        self._socket = socket.create_connection((host, int(port)), timeout=60)
         self._changed = threading.Condition()
         self._encoder = hpack.Encoder()
         self._initial = frames.DEFAULT_WINDOW

@@ -17,8 +17,6 @@ import pytest
 from conch.machine import logs
 from conch.machine.logs import MOST_LINES, LogSettings, Sink, target_of
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def notice(lost: int) -> bytes:
     return f"lost {lost}\n".encode()
@@ -57,7 +55,7 @@ class FakeTarget:
 
     def wait(self, seconds: float) -> None:
         self.waited.set()
-        self.go_on.wait(20)
+        self.go_on.wait(60)
 
     def close(self) -> None:
         self.go_on.set()
@@ -71,7 +69,7 @@ def target() -> FakeTarget:
 def until_written(target: FakeTarget) -> None:
     """Wait until the thread that writes later has ended."""
     for writer in target.writers:
-        writer.join(20)
+        writer.join(60)
     assert not target.writers
 
 

@@ -58,7 +58,7 @@ def test_every_node_answers_for_every_model(said: str) -> None:
 
 def test_openais_client_asks_an_ingress(said: str) -> None:
     url = next(iter(urls(said, "http").values()))
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60) as client:
         assert {model.id for model in client.models.list()} >= {"joined", "talker"}
         chat = {"model": "talker", "messages": [{"role": "user", "content": "good day to you"}]}
         answer = client.chat.completions.create(**chat)

@@ -335,7 +335,7 @@ def test_unload_continues_after_the_timeout_of_its_call(
     hanging_loads.hang = True
     with ThreadPoolExecutor(1) as threads:
         reload = threads.submit(refused, service.load, "replaced")
-        assert hanging_loads.begun.wait(15)
+        assert hanging_loads.begun.wait(60)
         error = refused(service.unload, "replaced", timeout=0.1)
         assert (error.code, error.message) == (Code.UNAVAILABLE, "no response from the server within 0.1 s")
         assert service.ready("replaced")

@@ -75,7 +75,7 @@ def cache_hits(server: conch.Server, model: str) -> int:
 
 def post(server: conch.Server, path: str, document: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(f"{server.urls['http']}/v2/{path}", json.dumps(document).encode())
-    with urllib.request.urlopen(request, timeout=30) as reply:
+    with urllib.request.urlopen(request, timeout=60) as reply:
         answer: dict[str, Any] = json.loads(reply.read() or b"{}")
     return answer
 

@@ -94,7 +94,7 @@ def test_unload_continues_after_the_timeout_of_its_call(repository: Path, hangin
         write(repository, "a", CONFIG, {"1/model.py": f"{MODEL}# changed"})
         hanging_loads.hang = True
         reload = threads.submit(server.load, "a")
-        assert hanging_loads.begun.wait(15)
+        assert hanging_loads.begun.wait(60)
         with pytest.raises(ConchError, match=r"no response from the server within 0\.1 s"):
             server.unload("a", timeout=0.1)
         assert loaded(server) == ["a"]

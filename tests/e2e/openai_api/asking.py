@@ -24,7 +24,7 @@ def say(content: Any, **more: Any) -> dict[str, Any]:
 
 def post(server: ConchServer, path: str, body: Any) -> tuple[int, dict[str, str], Any]:
     """Ask without a client that helps."""
-    connection = http.client.HTTPConnection(server.http, timeout=30)
+    connection = http.client.HTTPConnection(server.http, timeout=60)
     connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body))
     reply = connection.getresponse()
     data = json.loads(reply.read())

@@ -34,5 +34,5 @@ def server(tmp_path_factory: pytest.TempPathFactory, waiting: Events) -> Iterato
 
 @pytest.fixture(scope="package")
 def client(server: ConchServer) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0, timeout=60) as client:
         yield client

@@ -140,7 +140,7 @@ def hang_up_after(
     """Send a request, or its first bytes, and close its connection at the end of the context."""
     host, port = server.http.split(":")
     head = f"POST {path} HTTP/1.1\r\nHost: {server.http}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}"
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(f"{head}\r\n\r\n".encode() + body[:sent])
         yield connection
 

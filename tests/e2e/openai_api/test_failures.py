@@ -66,7 +66,7 @@ def test_port_of_its_own_has_nothing_else(server: ConchServer) -> None:
     address: str = server.openai  # type: ignore[attr-defined]
     with openai.OpenAI(base_url=f"http://{address}/v1", api_key="any", max_retries=0) as client:
         assert client.chat.completions.create(**say("hi")).choices[0].message.content == "hi"
-    connection = http.client.HTTPConnection(address, timeout=30)
+    connection = http.client.HTTPConnection(address, timeout=60)
     for path, status in (("/health/ready", 200), ("/v2", 404), ("/v2/repository/index", 404)):
         connection.request("GET", path)
         reply = connection.getresponse()

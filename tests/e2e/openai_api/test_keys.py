@@ -33,7 +33,7 @@ def server(folder: Path) -> Iterator[ConchServer]:
 
 
 def connect(server: ConchServer, key: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key=key, max_retries=0, timeout=30)
+    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 def status(server: ConchServer, method: str, path: str, **headers: str) -> int:
@@ -41,7 +41,7 @@ def status(server: ConchServer, method: str, path: str, **headers: str) -> int:
 
 
 def send(server: ConchServer, method: str, path: str, **headers: str) -> tuple[int, Message]:
-    connection = http.client.HTTPConnection(server.http, timeout=30)
+    connection = http.client.HTTPConnection(server.http, timeout=60)
     connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
     reply = connection.getresponse()
     reply.read()

@@ -243,7 +243,7 @@ def test_key_is_sent_as_anthropics_clients_do(tmp_path: Path) -> None:
 
 
 def post(server: ConchServer, body: Any) -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection(server.http, timeout=30)
+    connection = http.client.HTTPConnection(server.http, timeout=60)
     connection.request("POST", "/v1/messages", json.dumps(body), {"anthropic-version": "2023-06-01"})
     reply = connection.getresponse()
     text = reply.read().decode()

@@ -218,7 +218,7 @@ def test_key_is_needed(server: ConchServer) -> None:
 
 
 def post(server: ConchServer, body: bytes, content_type: str, **headers: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(server.http, timeout=30)
+    connection = http.client.HTTPConnection(server.http, timeout=60)
     connection.putrequest("POST", "/v1/audio/transcriptions")
     sent = {"Content-Length": str(len(body)), "Content-Type": content_type, "Authorization": f"Bearer {KEY}"}
     for name, value in {**sent, **headers}.items():

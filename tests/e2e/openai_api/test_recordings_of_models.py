@@ -79,5 +79,5 @@ def test_form_can_be_compressed(client: Any) -> None:
     form = part % (b"model", b"alone") + part % (b"file", bytes(1 << 20)) + b"--e--"
     headers = {"Content-Type": "multipart/form-data; boundary=e", "Content-Encoding": "gzip"}
     url = f"{client.base_url}audio/transcriptions"
-    with urllib.request.urlopen(urllib.request.Request(url, gzip.compress(form), headers), timeout=30) as reply:
+    with urllib.request.urlopen(urllib.request.Request(url, gzip.compress(form), headers), timeout=60) as reply:
         assert json.load(reply) == {"text": f"first {1 << 20}"}

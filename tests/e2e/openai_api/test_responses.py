@@ -331,4 +331,4 @@ def test_responses_are_stored_in_the_redis_of_the_response_cache(tmp_path: Path)
 
 
 def _client(server: ConchServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0, timeout=30)
+    return openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="any", max_retries=0, timeout=60)

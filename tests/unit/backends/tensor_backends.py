@@ -62,7 +62,7 @@ def sums_at_once(backend: Any, count: int) -> list[bool]:
     together = threading.Barrier(count)
 
     def run(number: int) -> bool:
-        together.wait(timeout=10)
+        together.wait(timeout=60)
         a = np.full((3, 4), number, np.float32)
         return all(
             (backend.infer({"a": a, "b": a}, frozenset({"sum", "difference"}))["sum"] == 2 * number).all()

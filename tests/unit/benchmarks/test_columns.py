@@ -42,6 +42,6 @@ def test_a_benchmark_ended_by_sigterm_leaves_no_stopped_server() -> None:
         server = psutil.Process(int(run.stdout.readline()))
         eventually(lambda: server.status() == psutil.STATUS_STOPPED, "the stop of the server")
         run.send_signal(signal.SIGTERM)
-        run.wait(30)
+        run.wait(60)
 
     assert not server.is_running()

@@ -72,7 +72,6 @@ def streamed(service: FakeService) -> Iterator[ResultStream]:
         yield transport.stream(REQUEST)
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("call", [Client.infer, Client.infer_stream, Client.generate, Client.generate_stream])
 def test_a_server_that_does_not_say_what_its_model_takes_has_the_timeout_of_the_call(call: Any) -> None:
     with served(FakeService(0)) as port, Client(f"127.0.0.1:{port}") as client:
@@ -81,7 +80,6 @@ def test_a_server_that_does_not_say_what_its_model_takes_has_the_timeout_of_the_
     assert raised.value.code is Code.UNAVAILABLE
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("arguments", WITH_TIMEOUT, ids=lambda arguments: arguments[0])
 def test_every_call_has_its_timeout(arguments: tuple[str, ...]) -> None:
     name, *given = arguments
@@ -91,7 +89,6 @@ def test_every_call_has_its_timeout(arguments: tuple[str, ...]) -> None:
     assert raised.value.code is Code.UNAVAILABLE
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("arguments", HEALTH, ids=" ".join)
 def test_a_server_that_does_not_answer_in_time_is_not_live_or_ready(arguments: tuple[str, ...]) -> None:
     name, *given = arguments
@@ -116,7 +113,7 @@ def test_a_stream_that_continues_after_its_error_is_cancelled(monkeypatch: pytes
     with streamed(service) as stream:
         with pytest.raises(ConchError, match="negative"):
             next(stream)
-        assert service.cancelled.wait(10)
+        assert service.cancelled.wait(60)
 
 
 def test_triton_is_not_asked_for_errors_with_codes() -> None:

@@ -16,8 +16,6 @@ import conch
 from conch.client.http import fetch
 from conch.core.errors import Code, ConchError
 
-pytestmark = pytest.mark.timeout(30)
-
 CONFIG = {
     "name": "m",
     "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [1]}],

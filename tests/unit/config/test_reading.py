@@ -10,8 +10,6 @@ import pytest
 from conch.config.reading import open_regular, read_json, read_small, shown_name
 from tests.open_files import times_open
 
-pytestmark = pytest.mark.timeout(20)
-
 
 @pytest.fixture(params=["pipe", "device", "socket"])
 def endless(request: pytest.FixtureRequest, tmp_path: Path) -> Path:

@@ -51,7 +51,6 @@ def test_a_timeout_of_the_coroutine_is_distinguished_from_the_wait() -> None:
         thread.close()
 
 
-@pytest.mark.timeout(20)
 def test_a_loop_that_cannot_be_made_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_loop() -> asyncio.AbstractEventLoop:
         raise OSError(errno.EMFILE, "Too many open files")

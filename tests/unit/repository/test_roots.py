@@ -140,7 +140,7 @@ async def test_closing_lets_go_who_waits_for_a_download(store: FakeStore, tmp_pa
 
     def hang(*arguments: object) -> None:
         begun.set()
-        end.wait(30)
+        end.wait(60)
 
     store.fetch = hang  # type: ignore[method-assign]
     repository = ModelRepository([URL], cache=str(tmp_path / "cache"))
@@ -148,7 +148,7 @@ async def test_closing_lets_go_who_waits_for_a_download(store: FakeStore, tmp_pa
     await asyncio.to_thread(begun.wait, 10)
     repository.close()
     with pytest.raises(ConchError, match="stopping"):
-        await asyncio.wait_for(described, 10)
+        await asyncio.wait_for(described, 60)
     end.set()
 
 
@@ -159,7 +159,7 @@ async def test_descriptions_of_a_model_that_hang_and_are_cancelled_leave_threads
         def describe(self, name: str, override: ModelConfig | None = None) -> ModelFiles:
             if name == "hangs":
                 begun.set()
-                end.wait(30)
+                end.wait(60)
             return super().describe(name, override)
 
     repository = Hanging([local(tmp_path, "hangs", "other")])
@@ -168,9 +168,9 @@ async def test_descriptions_of_a_model_that_hang_and_are_cancelled_leave_threads
         await asyncio.to_thread(begun.wait, 10)
         described.cancel()
     last = asyncio.ensure_future(repository.described("hangs"))
-    assert (await asyncio.wait_for(repository.described("other"), 10)).name == "other"
+    assert (await asyncio.wait_for(repository.described("other"), 60)).name == "other"
     end.set()
-    assert (await asyncio.wait_for(last, 10)).name == "hangs"
+    assert (await asyncio.wait_for(last, 60)).name == "hangs"
     repository.close()
 
 
@@ -181,7 +181,7 @@ async def test_error_of_a_download_that_no_caller_awaits_is_not_logged(
 
     def fail(*arguments: object) -> None:
         begun.set()
-        end.wait(30)
+        end.wait(60)
         raise OSError("unplugged")
 
     store.fetch = fail  # type: ignore[method-assign]
@@ -193,7 +193,7 @@ async def test_error_of_a_download_that_no_caller_awaits_is_not_logged(
     await asyncio.wait([first])
     end.set()
     with pytest.raises(PollError):
-        await asyncio.wait_for(second, 10)
+        await asyncio.wait_for(second, 60)
     gc.collect()
     assert "never retrieved" not in caplog.text
     repository.close()

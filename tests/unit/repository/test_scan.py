@@ -201,7 +201,6 @@ def test_what_is_no_readable_directory_is_passed_over(tmp_path: Path) -> None:
     assert set(repository.fingerprint("m").versions) == {1}
 
 
-@pytest.mark.timeout(20)
 def test_label_file_that_never_ends_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "labels.txt")
     with pytest.raises(ConchError, match=r"labels\.txt: it is not a regular file$"):

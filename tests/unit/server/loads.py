@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from conch.server.models.versions import ServingVersions
 from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.process import WorkerProcess
+from tests.events import TIMEOUT
 from tests.unit.server.fakes import Answers
 
 CONFIG = 'backend: "python" input [{name: "x" data_type: TYPE_FP32 dims: [1]}] '
@@ -196,8 +198,7 @@ def stopped(model: Model) -> list[float | None]:
 
 async def until(condition: Any) -> None:
     """Turns of the loop, with threads under way that read disks, until something is so."""
-    for _ in range(100_000):
-        if condition():
-            return
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
         await asyncio.sleep(0)
-    raise AssertionError("it never came to be")

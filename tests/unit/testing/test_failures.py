@@ -126,4 +126,4 @@ def test_closing_a_stream_cancels_its_request(write: Write) -> None:
         replies = model.stream(name="Ada")
         assert next(replies).texts("greeting") == ["x"]
         replies.close()  # type: ignore[attr-defined]
-        assert model.python_model.cancelled.wait(30)
+        assert model.python_model.cancelled.wait(60)

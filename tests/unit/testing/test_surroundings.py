@@ -33,7 +33,7 @@ class TritonPythonModel:
         for request in requests:
             threading.Thread(target=self.answer, args=(request.get_response_sender(),)).start()
     def answer(self, sender):
-        gate.wait(10)
+        gate.wait(60)
         from helper import SAID
         import c_python_backend_utils
         pb_utils.Logger.log_warn("careful")
@@ -42,7 +42,7 @@ class TritonPythonModel:
         answer = pb_utils.get_output_tensor_by_name(call.exec(), "greeting")
         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("greeting", answer.as_numpy())]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        ended.wait(10)
+        ended.wait(60)
         pb_utils.Logger.log_warn("after the end")
         logged.set()
 gate, ended, logged = threading.Event(), threading.Event(), threading.Event()
@@ -63,7 +63,7 @@ def test_threads_that_outlive_execute_have_the_model_s_surroundings(
             events["gate"].set()
             assert [reply.texts("greeting") for reply in stream] == [["from a helper"]]
         events["ended"].set()
-        assert events["logged"].wait(10)
+        assert events["logged"].wait(60)
     assert [record.getMessage() for record in caplog.records] == ["careful", "after the end"]
     assert {name for name in set(sys.modules) - names if "helper" in name or "backend_utils" in name} == set()
     assert sys.path == path

@@ -221,19 +221,19 @@ def test_stop_waits_for_what_runs() -> None:
     class Slow(Doubling):
         def infer(self, arrays: dict[str, Array | Strings], outputs: frozenset[str]) -> dict[str, Array | Strings]:
             entered.set()
-            release.wait(20)
+            release.wait(60)
             return super().infer(arrays, outputs)
 
     backend, channel = start(Slow)
     running = threading.Thread(target=execute, args=(backend, numbers(1)))
     running.start()
-    assert entered.wait(20)
+    assert entered.wait(60)
     stopping = threading.Thread(target=backend.stop)
     stopping.start()
     assert stopping.is_alive()
     release.set()
-    stopping.join(20)
-    running.join(20)
+    stopping.join(60)
+    running.join(60)
     assert [frame["op"] for frame, _ in channel.frames] == ["done"]
 
 

@@ -45,7 +45,7 @@ class FakeEngine(GenerationEngine):
         if structure.text == "raises":
             raise TypeError("incompatible arguments")
         if structure.text.startswith("slow"):
-            assert self.go_on.wait(30)
+            assert self.go_on.wait(60)
         return structure.text.upper()
 
     def add(self, request: EngineRequest) -> None:

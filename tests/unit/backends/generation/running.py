@@ -70,7 +70,7 @@ class RunningService:
         return self
 
     def take(self) -> None:
-        frame = self._frames.get(timeout=30)
+        frame = self._frames.get(timeout=60)
         if frame["op"] == "log":
             self.logged.append(frame["message"])
             return

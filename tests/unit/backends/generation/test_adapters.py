@@ -52,7 +52,7 @@ class Adapters:
         folder = self.store.resolve(path or name)
         self.store.load(name, folder, self.results.append, in_place=in_place)
         while len(self.results) == count:
-            self._commands.get(timeout=30)()
+            self._commands.get(timeout=60)()
         return self.results[-1]
 
     def acquire(self, request: str, name: str, *, waits: bool = False) -> None:
@@ -69,10 +69,10 @@ class Adapters:
         self.store.acquire(name, ready)
         if waits:
             while not self._commands.empty() or self.store.reading:
-                self._commands.get(timeout=30)()
+                self._commands.get(timeout=60)()
             return
         while request not in self.held and len(self.errors) == count:
-            self._commands.get(timeout=30)()
+            self._commands.get(timeout=60)()
 
     def release(self, request: str) -> None:
         self.store.release(self.held.pop(request))

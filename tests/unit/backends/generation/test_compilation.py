@@ -35,11 +35,11 @@ class Harness:
 
     def next(self) -> tuple[str, Any, Code | None]:
         """Which request goes on next, with what, or why it does not."""
-        name, compiled, error = self._ended.get(timeout=30)
+        name, compiled, error = self._ended.get(timeout=60)
         return name, compiled, None if error is None else error.code
 
     def error(self) -> str:
-        return str(self._ended.get(timeout=30)[2])
+        return str(self._ended.get(timeout=60)[2])
 
 
 @pytest.fixture

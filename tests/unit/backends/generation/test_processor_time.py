@@ -42,13 +42,13 @@ def test_threads_outside_do_not_count() -> None:
     def other() -> None:
         compute()
         computed.set()
-        measured.wait(30)
+        measured.wait(60)
 
     thread = threading.Thread(target=other)
     with group.joined():
         before = group.seconds()
     thread.start()
-    computed.wait(30)
+    computed.wait(60)
     used = group.seconds() - before
     measured.set()
     thread.join()

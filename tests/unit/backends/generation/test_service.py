@@ -399,7 +399,7 @@ def test_a_broken_engine_fails_what_is_under_way_and_ends_the_worker(
     worker.ask("a")
     worker.ask("b")
     worker.run()
-    assert ended.get(timeout=30) == BROKEN
+    assert ended.get(timeout=60) == BROKEN
     assert [worker.answers[serial][0]["error"].message for serial in (1, 2)] == [
         "engine 'fake' failed: RuntimeError: no memory left"
     ] * 2

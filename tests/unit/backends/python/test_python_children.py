@@ -30,7 +30,7 @@ IN_CHILD = """
 results = context.Queue()
 child = context.Process(target=lambda: results.put(refused({call})))
 child.start()
-result = results.get(timeout=30)
+result = results.get(timeout=60)
 child.join()
 """
 

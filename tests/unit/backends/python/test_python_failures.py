@@ -143,7 +143,7 @@ def test_strings_that_do_not_fit_their_shape_fail_in_as_numpy(launch: LaunchWork
 def test_worker_ends_when_the_server_hangs_up(launch: LaunchWorker) -> None:
     worker = launch("class TritonPythonModel:\n    def execute(self, requests): ...\n")
     worker.socket.close()
-    assert worker.process.wait(30) == 1
+    assert worker.process.wait(60) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -164,7 +164,7 @@ def test_worker_ends_in_the_middle_of_execute_when_it_looks_for_cancellation(lau
     """)
     worker.submit("x")
     worker.socket.close()
-    assert worker.process.wait(30) == 1
+    assert worker.process.wait(60) == 1
 
 
 def test_process_forked_by_the_model_does_not_keep_the_channel_open(launch: LaunchWorker) -> None:

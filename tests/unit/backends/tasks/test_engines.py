@@ -144,7 +144,7 @@ def test_instances_run_at_once(tmp_path: Path, open_graph: Open) -> None:
     together = threading.Barrier(3)
 
     def run(number: int) -> bool:
-        together.wait(timeout=10)
+        together.wait(timeout=60)
         arrays = _tokens(1 + number, 5 + number)
         return all((engine.run(arrays)["last_hidden_state"] == _states(arrays)).all() for _ in range(30))
 

@@ -32,7 +32,7 @@ def test_an_execution_waits_for_the_thread_that_still_prepares() -> None:
     runner = threading.Thread(target=lambda: found.append(waiting.request(1)))
     runner.start()
     waiting.add(request, ready)
-    runner.join(20)
+    runner.join(60)
     assert found == [request]
 
 

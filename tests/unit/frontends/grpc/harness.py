@@ -65,7 +65,7 @@ class Frontend:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Any:
         """Start a coroutine on the event loop; the result is a future."""

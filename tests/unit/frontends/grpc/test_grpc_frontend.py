@@ -52,7 +52,7 @@ def test_stopping_finishes_what_has_begun(frontend, stub):
             socket.create_connection(frontend.address).close()
     finish_held(frontend)
     assert text_of(call.result()) == "x"
-    stopping.result(20)
+    stopping.result(60)
     assert not frontend.frontend.connections
 
 
@@ -75,7 +75,7 @@ def test_draining_connection_refuses_new_streams_only_once_the_client_knows(fron
         finish_held(frontend)
         assert client.answer(held).status == 0
         client.until_closed()
-        stopping.result(20)
+        stopping.result(60)
 
 
 def test_stopping_cancels_what_does_not_finish_in_time(frontend):
@@ -93,7 +93,7 @@ def test_idle_connections_close_at_once(frontend):
         client.ping()
         stopping = frontend.begin(frontend.frontend.stop(30))
         client.until_closed()
-        stopping.result(20)
+        stopping.result(60)
 
 
 # Keepalive and age

@@ -26,14 +26,14 @@ def test_call_continues_when_its_model_is_loaded(frontend, stub, late):
     call = stub.ModelInfer.future(text_request("echo", "hello"))
     frontend.until(lambda: late.waiting)
     frontend.call(late.load, "echo")
-    assert text_of(call.result(30)) == "hello"
+    assert text_of(call.result(60)) == "hello"
 
 
 def test_question_about_a_model_loads_it(frontend, stub, late):
     call = stub.ModelMetadata.future(pb.ModelMetadataRequest(name="echo"))
     frontend.until(lambda: late.waiting)
     frontend.call(late.load, "echo")
-    assert call.result(30).name == "echo"
+    assert call.result(60).name == "echo"
 
 
 def test_call_ends_with_the_reason_why_its_model_cannot_be_loaded(frontend, stub, late):

@@ -128,18 +128,18 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 @pytest.mark.parametrize("service", ["", SERVICE])
 def test_watcher_is_told_what_is_and_what_changes(frontend, channel, service):
     watch = Watch(channel, service)
-    assert watch.seen.get(timeout=10) == SERVING
+    assert watch.seen.get(timeout=60) == SERVING
     for ready, status in ((False, NOT_SERVING), (True, SERVING)):
         frontend.call(setattr, frontend.server, "ready", ready)
-        assert watch.seen.get(timeout=10) == status
+        assert watch.seen.get(timeout=60) == status
     watch.call.cancel()
-    assert watch.seen.get(timeout=10) is None
+    assert watch.seen.get(timeout=60) is None
     assert watch.seen.empty()
 
 
 def test_unknown_service_is_unknown(channel):
     watch = Watch(channel, "nothing")
-    assert watch.seen.get(timeout=10) == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    assert watch.seen.get(timeout=60) == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
     watch.call.cancel()
 
 
@@ -147,7 +147,7 @@ def test_unknown_service_is_unknown(channel):
 def test_watchers_do_not_keep_a_server_from_stopping(service):
     with Frontend(*models()) as frontend, grpc.insecure_channel(frontend.target) as channel:
         watch = Watch(channel, service)
-        assert watch.seen.get(timeout=10) is not None
+        assert watch.seen.get(timeout=60) is not None
         frontend.call(setattr, frontend.server, "exiting", True)
-        assert watch.seen.get(timeout=10) is None
+        assert watch.seen.get(timeout=60) is None
         assert watch.call.code() is grpc.StatusCode.UNAVAILABLE

@@ -100,4 +100,4 @@ def running_grpc(
     try:
         yield server
     finally:
-        listener.stop(None).wait(10)
+        listener.stop(None).wait(60)

@@ -146,7 +146,7 @@ def running(server: KnownServer, host: str = "127.0.0.1", tls: ssl.SSLContext | 
     async def start() -> asyncio.Server:
         return await asyncio.start_server(server.serve, host, 0, ssl=tls)
 
-    server.listener = listener = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    server.listener = listener = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
     server.port = listener.sockets[0].getsockname()[1]
 
     async def stop() -> None:
@@ -159,7 +159,7 @@ def running(server: KnownServer, host: str = "127.0.0.1", tls: ssl.SSLContext | 
     try:
         yield server
     finally:
-        asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()

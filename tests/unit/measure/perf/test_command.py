@@ -85,6 +85,6 @@ def test_something_else_that_listens_is_a_sentence(said: bytes, capsys: pytest.C
         assert main(["perf", *QUICK, "-u", f"127.0.0.1:{port}"]) == 1
         assert main(["perf", *QUICK, "-i", "openai", "-u", "a..b:80"]) == 1
         listener.shutdown(socket.SHUT_RDWR)
-    thread.join(10)
+    thread.join(60)
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("no server responds at ") and second.startswith("no server responds at a..b:80: ")

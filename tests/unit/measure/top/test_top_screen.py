@@ -59,7 +59,7 @@ def shown(app: TopApp, selector: str) -> str:
 
 
 async def until(pilot: Any, happens: Callable[[], bool]) -> None:
-    for _ in range(200):
+    for _ in range(1200):
         if happens():
             return
         await pilot.pause(0.05)

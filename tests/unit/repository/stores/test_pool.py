@@ -27,13 +27,13 @@ def test_no_more_calls_run_at_a_time_than_there_are_places() -> None:
         with lock:
             running += 1
             most = max(most, running)
-        barrier.wait(10)
+        barrier.wait(60)
         with lock:
             running -= 1
 
     barrier = threading.Barrier(2)
     for future in [pool.submit(call) for _ in range(6)]:
-        future.result(10)
+        future.result(60)
     assert most == 2
     pool.close()
 
@@ -45,17 +45,17 @@ def test_calls_of_one_key_are_shared_by_all_who_ask_before_they_begin() -> None:
     def call() -> int:
         number = next(made)
         begun.set()
-        assert end.wait(10)
+        assert end.wait(60)
         return number
 
     first = shared.submit("a", call)
-    assert begun.wait(10)
+    assert begun.wait(60)
     later = [shared.submit("a", call) for _ in range(3)]
-    assert shared.submit("b", lambda: 7).result(10) == 7
+    assert shared.submit("b", lambda: 7).result(60) == 7
     assert not first.done()
     end.set()
-    assert [first.result(10), *(future.result(10) for future in later)] == [1, 2, 2, 2]
-    assert shared.submit("a", call).result(10) == 3
+    assert [first.result(60), *(future.result(60) for future in later)] == [1, 2, 2, 2]
+    assert shared.submit("a", call).result(60) == 3
     pool.close()
 
 
@@ -63,11 +63,11 @@ def test_shared_call_that_fails_fails_for_all_and_is_made_again() -> None:
     pool = DaemonPool("test", 1)
     shared = SharedCalls(pool)
     with pytest.raises(ZeroDivisionError):
-        shared.submit("a", lambda: 1 // 0).result(10)
-    assert shared.submit("a", lambda: 3).result(10) == 3
+        shared.submit("a", lambda: 1 // 0).result(60)
+    assert shared.submit("a", lambda: 3).result(60) == 3
     pool.close()
     with pytest.raises(ConchError) as refused:
-        shared.submit("a", lambda: 3).result(10)
+        shared.submit("a", lambda: 3).result(60)
     assert refused.value.code is Code.UNAVAILABLE
 
 
@@ -76,14 +76,14 @@ def test_closing_lets_go_who_waits_for_a_call_that_hangs() -> None:
 
     def call() -> None:
         hangs.set()
-        end.wait(30)
+        end.wait(60)
 
     running, waiting = pool.submit(call), pool.submit(lambda: None)
-    assert hangs.wait(10)
+    assert hangs.wait(60)
     pool.close()
     for future in (running, waiting):
         with pytest.raises(ConchError) as refused:
-            future.result(10)
+            future.result(60)
         assert refused.value.code is Code.UNAVAILABLE
     with pytest.raises(ConchError):
         pool.submit(lambda: None)
@@ -93,15 +93,15 @@ def test_closing_lets_go_who_waits_for_a_call_that_hangs() -> None:
 def test_threads_that_make_no_call_have_ended_when_the_pool_is_closed() -> None:
     pool, hangs, end = DaemonPool("closing", 3), threading.Event(), threading.Event()
     barrier = threading.Barrier(3)
-    for future in [pool.submit(lambda: barrier.wait(10)) for _ in range(3)]:
-        future.result(10)
+    for future in [pool.submit(lambda: barrier.wait(60)) for _ in range(3)]:
+        future.result(60)
 
     def call() -> None:
         hangs.set()
-        end.wait(30)
+        end.wait(60)
 
     pool.submit(call)
-    assert hangs.wait(10)
+    assert hangs.wait(60)
     pool.close()
     assert sum(thread.name.startswith("closing-") for thread in threading.enumerate()) == 1
     end.set()

@@ -92,7 +92,7 @@ async def slow(server: RedisServer, port: int) -> AsyncIterator[int]:
 
 
 async def eventually_kept(cache: RedisCache, key: bytes) -> CachedResponse:
-    for _ in range(1000):
+    for _ in range(6000):
         found = await cache.get(key)
         if found is not None:
             return found
@@ -102,7 +102,7 @@ async def eventually_kept(cache: RedisCache, key: bytes) -> CachedResponse:
 
 async def until(condition: Callable[[], object], do: Callable[[], object] = lambda: None) -> None:
     """Do something again and again until the condition holds."""
-    for _ in range(1000):
+    for _ in range(6000):
         do()
         if condition():
             return

@@ -21,8 +21,6 @@ from conch.server.models.states import UNLOADED, ModelTable, State
 from tests.unit.fake_clock import settle
 from tests.unit.server.loads import CONFIG, House, stopped, until
 
-pytestmark = pytest.mark.timeout(60)
-
 #: A configuration that a client brings.
 BROUGHT = json.dumps({
     "backend": "python",

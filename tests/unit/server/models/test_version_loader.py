@@ -35,8 +35,6 @@ from conch.workers.host.liveness import Verdict
 from tests.unit.server.fakes import FakeWorker
 from tests.unit.server.loads import CONFIG, until
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class FakeProcess(FakeWorker):
     """Answers what it is asked; ``failure`` is raised by ``start``, ``held`` lets it wait."""
@@ -305,7 +303,7 @@ class SlowDisk:
         monkeypatch.setattr(module, "read_small", self._read)
 
     def _read(self, path: Path, most: int = reading.MOST_BYTES) -> bytes:
-        assert path.name != self._file or self._released.wait(30)
+        assert path.name != self._file or self._released.wait(60)
         return reading.read_small(path, most)
 
     async def release(self) -> None:
@@ -463,7 +461,7 @@ async def test_load_that_is_cancelled_after_its_workers_started_ends_them(
     reading = threading.Event()
 
     def read(*arguments: object, **options: object) -> None:
-        reading.wait(30)
+        reading.wait(60)
 
     monkeypatch.setattr("conch.server.models.version_loader.identity_of", read)
     bench = Bench(tmp_path, CACHED, cache=SharedCache())

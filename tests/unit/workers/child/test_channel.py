@@ -388,10 +388,10 @@ def test_poll_does_not_wait_for_a_thread_that_receives(server: Server, worker: C
     receiving = threading.Thread(target=worker.receive)
     receiving.start()
     server.send({"op": "early"})
-    assert received.wait(20)  # and the thread receives the next frame
+    assert received.wait(60)  # and the thread receives the next frame
     worker.poll()
     server.send({"op": "x"})
-    receiving.join(20)
+    receiving.join(60)
     assert not receiving.is_alive()
 
 
@@ -411,7 +411,7 @@ def test_threads_that_wait_get_what_any_of_them_receives(server: Server, worker:
         if n == 10:
             server.send({"op": "x", "x": 100})
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     assert arrived == {*range(20), 100}
 

@@ -95,7 +95,6 @@ async def test_archive_is_unpacked_once_for_each_state_of_the_file(archive: str,
     assert await environments.python(archive, tmp_path) != first
 
 
-@pytest.mark.timeout(30)
 async def test_event_loop_turns_while_an_archive_is_unpacked(archive: str, tmp_path: Path) -> None:
     environments = Environments(unpacker := HeldUnpacker())
     loading = asyncio.create_task(environments.python(archive, tmp_path))

@@ -32,7 +32,7 @@ async def test_groups_that_are_left_are_killed_and_those_that_have_ended_are_for
         guard.watch(program.pid)
     guard.forget(programs[0].pid)
     await guard.close()
-    assert programs[1].wait(10) == -signal.SIGKILL
+    assert programs[1].wait(60) == -signal.SIGKILL
     assert [programs[0].poll(), programs[2].poll()] == [None, None]
 
 
@@ -45,7 +45,7 @@ async def test_a_guard_that_was_killed_is_replaced_by_one_that_knows_as_much(pro
     killed.wait()
     guard.watch(programs[1].pid)
     await guard.close()
-    assert [program.wait(10) for program in programs[:2]] == [-signal.SIGKILL] * 2
+    assert [program.wait(60) for program in programs[:2]] == [-signal.SIGKILL] * 2
     assert programs[2].poll() is None
 
 

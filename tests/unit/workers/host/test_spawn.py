@@ -19,5 +19,5 @@ async def test_process_that_the_host_program_has_waited_for_can_be_killed_and_ha
     process = SpawnedProcess(popen.pid, popen.wait, None, ended.set)
     os.waitpid(popen.pid, 0)  # as programs do that look after all of their children
     process.kill()
-    await asyncio.wait_for(ended.wait(), 10)
+    await asyncio.wait_for(ended.wait(), 60)
     assert process.exit_status is not None
