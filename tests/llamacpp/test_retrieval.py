@@ -124,6 +124,20 @@ def test_rotary_encoder_gives_the_vectors_of_its_weights(tmp_path: Path, family:
         np.testing.assert_allclose(own.run([prompt]), expected, atol=3e-2)
 
 
+@pytest.mark.parametrize("name", gguf_models.EMBEDDERS)
+def test_model_that_only_embeds_gives_the_vectors_of_its_weights(tmp_path: Path, name: str) -> None:
+    network = gguf_models.model(name)
+    path = gguf_models.write(tmp_path / "m.gguf", name, network, metadata=NO_VOCABULARY)
+    own = encoder(path)
+    assert own.verify().startswith("the vectors of 24 tokens agree, with a cosine of ")
+    for prompt in PROMPTS:
+        with torch.inference_mode():
+            expected = network(torch.tensor([prompt])).last_hidden_state[0].numpy()
+        vectors = own.run([prompt])
+        cosines = (vectors * expected).sum(1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(expected, axis=1)
+        assert cosines.min() > 0.999
+
+
 def write_ranker(path: Path) -> tuple[Path, Any]:
     """Write a small XLM-RoBERTa with one class; returns the same model of transformers, too."""
     torch.manual_seed(4)

@@ -17,7 +17,7 @@ import numpy as np
 from conch.checkpoints.activations import ACTIVATIONS, softmax
 from conch.checkpoints.gguf import Floats, GgufFile, rope_scaling, type_name
 from conch.checkpoints.gguf_reference import GgufReference
-from conch.checkpoints.gguf_retrieval import CLASSIFIER, answers_yes_or_no
+from conch.checkpoints.gguf_retrieval import CLASSIFIER, ENCODERS, answers_yes_or_no
 from conch.checkpoints.gguf_weights import GgufWeights, decodable
 from conch.core.errors import invalid
 
@@ -50,8 +50,6 @@ def token_vectors(file: GgufFile, pool: ThreadPoolExecutor, ids: Sequence[int], 
     architecture = file.text("general.architecture")
     if architecture in _ENCODERS:
         return EncoderReference(file, pool).vectors(ids, limit)
-    if not file.flag(f"{architecture}.attention.causal", True):
-        raise invalid(f"there is no reference for architecture '{architecture}' with attention to later tokens")
     return GgufReference(file, pool).vectors(ids, limit)
 
 
@@ -61,11 +59,13 @@ def class_outputs(file: GgufFile, pool: ThreadPoolExecutor, vectors: Floats) -> 
     They are logits, or the logarithms of the probabilities of "yes" and "no". Raises INVALID_ARG for a classifier that
     the reference cannot compute.
     """
-    weights = GgufWeights(file, pool)
+    weights, architecture = GgufWeights(file, pool), file.text("general.architecture")
+    if architecture == "modern-bert":
+        raise invalid("there is no reference for the classifier of architecture 'modern-bert'")
     if not weights.has("cls.output.weight"):
         raise invalid("there is no reference for a classifier without 'cls.output.weight'")
     # A decoder's last token has read the whole text.
-    state = vectors[:1] if file.text("general.architecture") in _ENCODERS else vectors[-1:]
+    state = vectors[:1] if architecture in ENCODERS else vectors[-1:]
     if weights.has("cls.weight"):
         state = np.tanh(_linear(weights, "cls", state, state.shape[1]))
     outputs: Floats = _linear(weights, "cls.output", state, weights.shape("cls.output.weight")[0])[0]

@@ -1,4 +1,4 @@
-"""Computes the log-probabilities of a GGUF file's model in float32, with numpy only: the reference for engines.
+"""The reference for engines: log-probabilities or vectors of a GGUF file's model in float32, with numpy only.
 
 Weights are decoded a few rows at a time, so that the memory does not depend on the size of the model. Sources of the
 networks: llama.cpp's llama-model.cpp and the modeling files of transformers.
@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
+from conch.checkpoints.activations import ACTIVATIONS
 from conch.checkpoints.gguf import Floats, GgufFile, rope_scaling, type_name
-from conch.checkpoints.gguf_retrieval import CLASSIFIER
+from conch.checkpoints.gguf_retrieval import CLASSIFIER, PROJECTIONS
 from conch.checkpoints.gguf_weights import GgufWeights, decodable
 from conch.core.errors import invalid
 
@@ -25,17 +26,21 @@ class _Architecture:
     """The differences of an architecture from Llama, except those in its tensors and metadata.
 
     ``rotary`` defines which numbers of a head are rotated together: ``neighbours``, or the first ones of both
-    ``halves``, and so on. ``gelu`` is the activation instead of SiLU. ``normalized_experts`` divides the weights of the
-    chosen experts by their sum.
+    ``halves``, and so on. ``activation`` is that of the feed-forward network; GELU has a variant with tanh.
+    ``normalized_experts`` divides the weights of the chosen experts by their sum. With ``layer_norm``, norms subtract
+    the mean. The tokens of a model that is not ``causal`` attend to later ones.
     """
 
     rotary: Literal["neighbours", "halves"] = "halves"
-    gelu: bool = False
+    activation: Literal["SiLU", "GELU", "tanh"] = "SiLU"
     normalized_experts: bool = True
     #: Of so many layers, the last one has no rotary positions.
     position_period: int = 0
-    #: Of so many layers, the last one has no sliding window; the others have their own rotary base.
+    #: Of so many layers, the last one, or the first, has no sliding window; the others have their own rotary base.
     window_period: int = 0
+    first_is_full: bool = False
+    layer_norm: bool = False
+    causal: bool = True
     #: Embeddings are multiplied by the square root of their width.
     scaled_embeddings: bool = False
     #: With so many layers, queries are scaled by the width per head and not by the size of a head.
@@ -52,11 +57,14 @@ _ARCHITECTURES: Final[Mapping[str, _Architecture]] = {
     "qwen3moe": _Architecture(),
     "phi3": _Architecture(),
     "olmo2": _Architecture(),
-    "gemma": _Architecture(gelu=True, scaled_embeddings=True),
-    "gemma2": _Architecture(gelu=True, scaled_embeddings=True, wide_layers=46),
-    "gemma3": _Architecture(gelu=True, scaled_embeddings=True, wide_layers=62, window_period=6),
+    "gemma": _Architecture(activation="tanh", scaled_embeddings=True),
+    "gemma2": _Architecture(activation="tanh", scaled_embeddings=True, wide_layers=46),
+    "gemma3": _Architecture(activation="tanh", scaled_embeddings=True, wide_layers=62, window_period=6),
+    "gemma-embedding": _Architecture(activation="tanh", scaled_embeddings=True, window_period=6, causal=False),
+    "eurobert": _Architecture(causal=False),
+    "modern-bert": _Architecture(activation="GELU", window_period=3, first_is_full=True, layer_norm=True, causal=False),
 }
-#: The rotary base of layers with a sliding window.
+#: The default rotary base of layers with a sliding window.
 _WINDOW_BASE: Final = 10000.0
 
 
@@ -99,7 +107,10 @@ class GgufReference:
         if not 2 <= 2 * self._pairs <= self._head_size:
             raise invalid(f"there is no reference for {2 * self._pairs} rotary positions in {self._head_size} numbers")
         self._vocabulary, *_ = self._weights.shape("token_embd.weight") or (0,)
-        self._epsilon = self._number("attention.layer_norm_rms_epsilon", 1e-5)
+        self._causal = file.flag(f"{self._name}.attention.causal", self._architecture.causal)
+        norm = "layer_norm" if self._architecture.layer_norm else "layer_norm_rms"
+        self._epsilon = self._number(f"attention.{norm}_epsilon", 1e-5)
+        self._window = self._size("attention.sliding_window", 0)
         self._residual_scale = np.float32(self._number("residual_scale", 1.0))
 
     def score(self, sequences: Sequence[tuple[Sequence[int], int]], limit: float = math.inf) -> list[list[TokenScores]]:
@@ -109,9 +120,8 @@ class GgufReference:
         raises INVALID_ARG.
         """
         lengths = [len(ids) - 1 for ids, _ in sequences]  # The last token is only scored.
-        window = self._size("attention.sliding_window", 0)
-        if 0 < window < max(lengths):
-            raise invalid(f"there is no reference for a text longer than the sliding window of {window} tokens")
+        if not self._causal:
+            raise invalid("there is no reference for text of a model with attention to later tokens")
         if (greatest := max(max(ids) for ids, _ in sequences)) >= self._vocabulary:
             raise invalid(f"it has no token {greatest}")
         ends = np.cumsum(lengths).tolist()
@@ -133,6 +143,9 @@ class GgufReference:
             raise invalid(f"it has no token {greatest}")
         with np.errstate(all="ignore"):
             vectors = self._norm("output_norm", self._states(ids, [slice(0, len(ids))], limit))
+            for name in PROJECTIONS:
+                if self._weights.has(f"{name}.weight"):
+                    vectors = self._linear(name, vectors, self._weights.shape(f"{name}.weight")[0])
         unused = self._file.tensors.keys() - self._weights.used - {"output.weight"}
         if unused := {name for name in unused if not name.startswith(CLASSIFIER)}:
             raise invalid(f"the reference does not use tensor '{min(unused)}'")
@@ -140,8 +153,12 @@ class GgufReference:
 
     def _states(self, ids: Sequence[int], spans: Sequence[slice], limit: float) -> Floats:
         """Return the output ``[tokens, width]`` of the last layer for the tokens of all sequences."""
+        # A window of a model that is not causal has half of its tokens before the middle.
+        window = self._window if self._causal else self._window // 2
+        if 0 < window < max(span.stop - span.start for span in spans):
+            raise invalid(f"there is no reference for a text longer than the sliding window of {window} tokens")
         state = self._weights.rows("token_embd.weight", ids, self._width)
-        state = state * np.float32(self._embedding_scale())
+        state = self._norm("token_embd_norm", state * np.float32(self._embedding_scale()))
         for layer in range(self._size("block_count")):
             state = self._layer(layer, state, spans)
             if layer == 0 and (seconds := self._total_seconds()) > limit:
@@ -170,6 +187,8 @@ class GgufReference:
         """Divide vectors by the root of their mean square; returns them unchanged if the file has no such tensor."""
         if not self._weights.has(f"{name}.weight"):
             return values
+        if self._architecture.layer_norm:
+            values = values - values.mean(-1, keepdims=True)
         weights = self._weights.vector(f"{name}.weight", values.shape[-1])
         squares = np.mean(np.square(values), axis=-1, keepdims=True)
         normed: Floats = values / np.sqrt(squares + np.float32(self._epsilon)) * weights
@@ -216,17 +235,29 @@ class GgufReference:
 
     def _rotation(self, layer: int, length: int) -> tuple[Floats, Floats] | None:
         """Return cosines and sines ``[length, 1, pairs]`` of a layer's rotary positions; None if it has none."""
-        position_period, window_period = self._architecture.position_period, self._architecture.window_period
+        position_period = self._architecture.position_period
         if position_period and layer % position_period == position_period - 1:
             return None
         base, factor = self._number("rope.freq_base", 10000.0), self._rotary_factor
-        if window_period and layer % window_period < window_period - 1:
-            base, factor = _WINDOW_BASE, 1.0
+        if self._has_window(layer):
+            base, factor = self._number("rope.freq_base_swa", _WINDOW_BASE), 1.0
         frequencies = base ** -(np.arange(self._pairs) / self._pairs) / factor
         if self._weights.has("rope_freqs.weight"):
             frequencies = frequencies / self._weights.vector("rope_freqs.weight", self._pairs)
         angles = np.arange(length)[:, None, None] * frequencies
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def _has_window(self, layer: int) -> bool:
+        """Whether a layer has a sliding window, with its own rotary base."""
+        period: Any = self._architecture.window_period
+        if not period or not self._window:
+            return False
+        period = self._file.metadata.get(f"{self._name}.attention.sliding_window_pattern", period)
+        if isinstance(period, np.ndarray):  # a truth value for each layer
+            return layer < len(period) and bool(period[layer])
+        if type(period) is not int or period < 1:
+            raise invalid(f"{self._name}.attention.sliding_window_pattern is {period}")
+        return layer % period != (0 if self._architecture.first_is_full else period - 1)
 
     def _rotate(self, heads: Floats, rotation: tuple[Floats, Floats] | None) -> Floats:
         if rotation is None:
@@ -247,7 +278,8 @@ class GgufReference:
         grouped = queries.reshape(tokens, self._key_heads, group, -1).transpose(1, 2, 0, 3)
         weights = grouped @ keys.transpose(1, 2, 0)[:, None]
         weights = _capped(weights, self._number("attn_logit_softcapping", 0.0))
-        weights += np.triu(np.full((tokens, tokens), -np.inf, np.float32), 1)
+        if self._causal:
+            weights += np.triu(np.full((tokens, tokens), -np.inf, np.float32), 1)
         outputs = _softmax(weights) @ values.transpose(1, 0, 2)[:, None]
         result: Floats = outputs.transpose(2, 0, 1, 3).reshape(tokens, -1)
         return result
@@ -286,7 +318,10 @@ class GgufReference:
 
     def _activation(self, values: Floats) -> Floats:
         activated: Floats
-        if self._architecture.gelu:
+        activation = self._architecture.activation
+        if activation == "GELU" and self._file.text(f"{self._name}.hidden_activation") not in ("silu", "swiglu"):
+            activated = ACTIVATIONS["GELU"](values).astype(np.float32)
+        elif activation == "tanh":
             inner = np.float32(math.sqrt(2 / math.pi)) * (values + np.float32(0.044715) * values**3)
             activated = np.float32(0.5) * values * (1 + np.tanh(inner))
         else:

@@ -25,8 +25,8 @@ _RANK: Final = 4
 _CLASSIFIER: Final = ("cls.weight", "cls.output.weight")
 #: The beginning of the names of a classifier's tensors.
 CLASSIFIER: Final = "cls."
-#: Layers after pooling.
-_PROJECTIONS: Final = ("dense_3.weight", "dense_2.weight")
+#: Layers after pooling, which llama.cpp applies to the vectors of tokens.
+PROJECTIONS: Final = ("dense_2", "dense_3")
 #: Architectures whose classifier gives the probabilities of "yes" and "no".
 _ANSWERS: Final = ("qwen3", "qwen3vl")
 
@@ -56,8 +56,9 @@ def retrieval_config(file: GgufFile) -> dict[str, Any]:
     config: dict[str, Any] = {"architectures": [], "type_vocab_size": 1}
     if width := max(file.sizes(f"{name}.embedding_length_out"), default=0):
         config["hidden_size"] = width
-    if projection := next((file.tensors[key] for key in _PROJECTIONS if key in file.tensors), None):
-        config["hidden_size"] = projection.shape[0]
+    for projection in PROJECTIONS:
+        if tensor := file.tensors.get(f"{projection}.weight"):
+            config["hidden_size"] = tensor.shape[0]
     labels = file.texts(f"{name}.classifier.output_labels")
     if len(labels) > 1 and not answers_yes_or_no(file):
         config["id2label"] = dict(enumerate(labels))

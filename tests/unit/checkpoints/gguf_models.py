@@ -48,15 +48,28 @@ OTHERS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
     "starcoder2": ("starcoder2", "Starcoder2Config", {"vocab_size": 49152}),
     "qwen2vl": ("qwen2vl", "Qwen2Config", {}),
 }
-_ALL: Final = {**MODELS, **OTHERS}
+#: The same of embedding models.
+EMBEDDERS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
+    "eurobert": ("eurobert", "EuroBertConfig", {}),
+    "modernbert": (
+        "modern-bert", "ModernBertConfig",
+        {"num_hidden_layers": 5, "num_key_value_heads": 4, "local_rope_theta": 3000.0},
+    ),
+    "gemma_embedding": (
+        "gemma-embedding", "Gemma3TextConfig",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "num_hidden_layers": 7, "use_bidirectional_attention": True},
+    ),
+}  # fmt: skip
+_ALL: Final = {**MODELS, **OTHERS, **EMBEDDERS}
 _NEIGHBOURS: Final = ("llama", "granite", "smollm3")
 
 
 def model(name: str, **settings: Any) -> Any:
-    _, kind, differing = _ALL[name]
+    _, configuration, differing = _ALL[name]
     torch.manual_seed(3)
-    config = getattr(transformers, kind)(**{**_SIZES, **differing, **settings})
-    built = transformers.AutoModelForCausalLM.from_config(config)
+    config = getattr(transformers, configuration)(**{**_SIZES, **differing, **settings})
+    kind = transformers.AutoModel if name in EMBEDDERS else transformers.AutoModelForCausalLM
+    built = kind.from_config(config)
     for parameter in built.parameters():
         if parameter.dim() == 1:
             parameter.data += torch.randn(parameter.shape) * 0.2
@@ -106,6 +119,7 @@ def _metadata(config: Any) -> dict[str, Any]:
         "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
         "attention.key_length": "head_dim", "attention.value_length": "head_dim",
         "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.layer_norm_epsilon": "norm_epsilon",
+        "attention.sliding_window": "sliding_window",
         "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
@@ -117,6 +131,11 @@ def _metadata(config: Any) -> dict[str, Any]:
     values["expert_count"] = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     rope = config.rope_parameters
     values["rope.freq_base"] = float(rope.get("full_attention", rope)["rope_theta"])
+    if "sliding_attention" in rope:
+        values["rope.freq_base_swa"] = float(rope["sliding_attention"]["rope_theta"])
+    if config.model_type == "modernbert":
+        values |= {"attention.layer_norm_epsilon": config.norm_eps, "attention.sliding_window": config.local_attention}
+        values |= {"attention.causal": False, "attention.sliding_window_pattern": 3}
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -144,6 +163,7 @@ def _tensors(architecture: str, model: Any) -> Iterator[tuple[str, Any]]:
             values = values + 1
         if name.endswith("shared_expert_gate.weight"):
             values = values[0]
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        suffixes = (".weight", ".bias")
+        theirs = names.get_name(name, suffixes) or names.get_name(f"model.{name}", suffixes)
         assert theirs is not None, name
         yield theirs, np.ascontiguousarray(values)

@@ -84,23 +84,61 @@ def test_other_classifiers_are_not_computed(tmp_path: Path, tensors: dict[str, t
         outputs(tmp_path / "m.gguf", np.zeros((3, 32), np.float32))
 
 
-def test_decoder_has_the_vectors_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("causal", [True, False])
+def test_decoder_has_the_vectors_of_transformers(tmp_path: Path, causal: bool) -> None:
     network = gguf_models.model("qwen3")
-    gguf_models.write(tmp_path / "m.gguf", "qwen3", network)
+    gguf_models.write(tmp_path / "m.gguf", "qwen3", network, metadata={"qwen3.attention.causal": causal})
+    every = torch.zeros(1, 1, len(IDS), len(IDS))
     with torch.inference_mode():
-        expected = network.model(torch.tensor([IDS])).last_hidden_state[0].numpy()
+        expected = network.model(torch.tensor([IDS]), attention_mask=None if causal else every).last_hidden_state[0]
+    np.testing.assert_allclose(vectors(tmp_path / "m.gguf"), expected, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("eurobert", {}),
+        ("gemma_embedding", {}),
+        ("modernbert", {}),
+        ("modernbert", {"hidden_activation": "silu"}),
+    ],
+)
+def test_model_that_only_embeds_has_the_vectors_of_transformers(
+    tmp_path: Path, name: str, settings: dict[str, Any]
+) -> None:
+    network = gguf_models.model(name, **settings)
+    metadata = {f"modern-bert.{key}": value for key, value in settings.items()}
+    gguf_models.write(tmp_path / "m.gguf", name, network, metadata=metadata)
+    with torch.inference_mode():
+        expected = network(torch.tensor([IDS])).last_hidden_state[0].numpy()
     np.testing.assert_allclose(vectors(tmp_path / "m.gguf"), expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_projections_follow_the_last_layer(tmp_path: Path) -> None:
+    chance = np.random.default_rng(6)
+    first, second = (chance.normal(0, 0.3, shape).astype(np.float32) for shape in ((48, 32), (32, 48)))
+    network = gguf_models.model("gemma_embedding")
+    tensors = {"dense_2.weight": first, "dense_3.weight": second}
+    gguf_models.write(tmp_path / "m.gguf", "gemma_embedding", network, tensors=tensors)
+    with torch.inference_mode():
+        hidden = network(torch.tensor([IDS])).last_hidden_state[0].numpy()
+    np.testing.assert_allclose(vectors(tmp_path / "m.gguf"), hidden @ first.T @ second.T, rtol=1e-2, atol=2e-2)
 
 
 def test_file_that_takes_too_long_or_has_another_network_is_not_computed(tmp_path: Path) -> None:
     write_model(tmp_path / "m.gguf", "Bert")
     with pytest.raises(ConchError, match="s of processor time"):
         vectors(tmp_path / "m.gguf", limit=-1.0)
-    gguf_models.write(
-        tmp_path / "q.gguf", "qwen3", gguf_models.model("qwen3"), metadata={"qwen3.attention.causal": False}
-    )
-    with pytest.raises(ConchError, match="architecture 'qwen3' with attention to later tokens"):
-        vectors(tmp_path / "q.gguf")
+    for key, value, reason in (
+        ("attention.sliding_window", 11, "longer than the sliding window of 5 tokens"),
+        ("attention.sliding_window_pattern", 0, "sliding_window_pattern is 0"),
+    ):
+        metadata = {f"modern-bert.{key}": value}
+        gguf_models.write(tmp_path / "b.gguf", "modernbert", gguf_models.model("modernbert"), metadata=metadata)
+        with pytest.raises(ConchError, match=reason):
+            vectors(tmp_path / "b.gguf")
+    with pytest.raises(ConchError, match="no reference for the classifier of architecture 'modern-bert'"):
+        outputs(tmp_path / "b.gguf", np.zeros((3, 32), np.float32))
     partial = "scaled or partial rotary positions"
     for key, value, reason in (
         ("rope.scaling.factor", 2.0, partial),
