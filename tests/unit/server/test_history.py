@@ -6,7 +6,7 @@ from math import isnan, nan
 
 import pytest
 
-from conch.telemetry.history import MOST_SERIES, SAMPLES, Meter, SampleHistory
+from conch.server.overview import MOST_SERIES, SAMPLES, Meter, SampleHistory
 from conch.telemetry.statistics import FINE_LATENCY_BUCKETS, FailureReason, Histogram, ModelStatistics
 
 
