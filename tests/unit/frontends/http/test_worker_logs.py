@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conch.frontends.http.console.worker_logs import LONGEST_LINE, MOST_LINES, MOST_MODELS, WorkerLogs
+from conch.frontends.http.console.routes import LONGEST_LINE, MOST_LINES, MOST_MODELS, WorkerLogs
 from conch.machine.logs import LOGGER
 
 
