@@ -27,12 +27,12 @@ from conch.frontends.http.platforms import (
     Platform,
     PlatformRouter,
     SageMaker,
+    SageMakerModels,
     VertexAi,
     check_ports,
     only_model,
 )
 from conch.frontends.http.routes import HttpEndpoint, Router
-from conch.frontends.http.sagemaker_models import SageMakerModels
 from conch.frontends.http.server import HttpListener, MetricsPage
 from conch.frontends.limits import ClientLimits
 from conch.frontends.listening import PortTakenError, exposure_warnings, is_local, make_context

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from conch.core.errors import ConchError, unavailable
-from conch.frontends.http import sagemaker_models
-from conch.frontends.http.platforms import OciDataScience, SageMaker, VertexAi, check_ports, only_model
+from conch.frontends.http.platforms import OciDataScience, SageMaker, SageMakerModels, VertexAi, check_ports, only_model
 from conch.library.app import Application
 from conch.options.settings import Settings, platform_defaults
 from tests.models import build
@@ -110,9 +109,7 @@ async def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     """With an empty repository; the platform's models are below ``tmp_path``."""
     models = tmp_path / "ml"
     (tmp_path / "repository").mkdir()
-    monkeypatch.setattr(
-        "conch.library.app.SageMakerModels", lambda server: sagemaker_models.SageMakerModels(server, models)
-    )
+    monkeypatch.setattr("conch.library.app.SageMakerModels", lambda server: SageMakerModels(server, models))
     application = Application(
         Settings(
             model_repository=(str(tmp_path / "repository"),),
