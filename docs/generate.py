@@ -22,7 +22,7 @@ from conch.backends.generation import features  # noqa: E402
 from conch.cli import conch  # noqa: E402
 from conch.deploy.dashboard import dashboard  # noqa: E402
 from conch.deploy.ray.options import RayCommandOptions  # noqa: E402
-from conch.frontends.http.openapi.operations import OPERATIONS  # noqa: E402
+from conch.frontends.http.openapi.document import OPERATIONS  # noqa: E402
 from conch.measure.analyze.options import reading  # noqa: E402
 from conch.measure.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
 from conch.measure.perf.options import PerfOptions  # noqa: E402

@@ -1,7 +1,7 @@
 """Routes HTTP requests: from method and path to the handler, with access checks.
 
 The tables below are the whole HTTP surface, except for the routes of platforms. To add a route, add a handler, a row
-here and its description in ``openapi/operations.py``. ``Router`` is the application of the HTTP ports, on the event
+here and its description in ``openapi/document.py``. ``Router`` is the application of the HTTP ports, on the event
 loop.
 """
 

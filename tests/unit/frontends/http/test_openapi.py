@@ -17,8 +17,7 @@ from conch.frontends.api_keys import ApiKeys
 from conch.frontends.budget import ByteBudget
 from conch.frontends.http.console.routes import Console
 from conch.frontends.http.exchange import HttpExchange
-from conch.frontends.http.openapi.document import described, openapi_document, paths
-from conch.frontends.http.openapi.operations import OPERATIONS
+from conch.frontends.http.openapi.document import OPERATIONS, described, openapi_document, paths
 from conch.frontends.http.openapi.schemas import SCHEMAS
 from conch.frontends.http.routes import Router
 from conch.frontends.loop_budget import YieldingLister
