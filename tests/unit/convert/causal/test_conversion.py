@@ -13,7 +13,7 @@ pytest.importorskip("openvino")
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
-from conch.backends.engines.openvino.precision import Precision
+from conch.backends.engines.openvino.decoder import Precision
 from conch.backends.generation.engine import EngineRequest
 from conch.backends.generation.generation_backend import choose_engine, open_engine
 from conch.backends.generation.options import engine_spec

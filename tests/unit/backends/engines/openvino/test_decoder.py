@@ -21,8 +21,7 @@ from safetensors.torch import save_file
 
 from conch.backends.batching.decoder import Chunk
 from conch.backends.batching.kv_blocks import KvBlocks
-from conch.backends.engines.openvino.decoder import OpenVinoDecoder
-from conch.backends.engines.openvino.precision import capabilities
+from conch.backends.engines.openvino.decoder import OpenVinoDecoder, capabilities
 from conch.core.errors import Code, ConchError
 from tests.unit.backends.engines.openvino.models import SIZES, VOCABULARY, greedy, prompts, spec
 

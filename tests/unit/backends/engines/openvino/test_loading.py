@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conch.backends.engines.openvino import gguf_weights
-from conch.backends.engines.openvino.precision import Precision, cache_blocks
+from conch.backends.engines.openvino.decoder import Precision, cache_blocks
 from conch.backends.generation.agreement import verify_gguf
 from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
 from conch.backends.generation.generation_backend import open_engine
