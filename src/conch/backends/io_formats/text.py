@@ -26,8 +26,7 @@ from conch.backends.generation.media import MediaItem, MediaPreparer
 from conch.backends.generation.options import ServingOptions
 from conch.backends.generation.sampling import Defaults, Limits, SamplingOverrides, read_document, refuse_unsupported
 from conch.backends.generation.service import ImmediateResponse, ResponseBuilder
-from conch.backends.io_formats.preparation import PreparedMedia
-from conch.backends.io_formats.processor import MEDIA_INPUTS, MediaProcessor
+from conch.backends.io_formats.processor import MEDIA_INPUTS, MediaProcessor, PreparedMedia
 from conch.backends.io_formats.shortening import Messages, dropped_parts, shortened
 from conch.backends.tasks.task import TaskDescription, complete_config
 from conch.backends.tasks.tokens import TOKEN_IDS, TOKENS, TokenDocuments
