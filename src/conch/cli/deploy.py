@@ -16,7 +16,7 @@ PLATFORMS: Final = {
         "A Ray cluster: replicas on several machines, and an ingress on each.",
     ),
     "kubernetes": (
-        "conch.cli.deploy_kubernetes",
+        "conch.cli.deploy_clouds",
         "kubernetes_command",
         "Kubernetes: manifests with the memory that the models need.",
     ),

@@ -1,4 +1,4 @@
-"""``conch deploy oci``, ``sagemaker`` and ``vertex``: common options, and a different plan for each."""
+"""``conch deploy oci``, ``sagemaker`` and ``vertex``: common options, and a different plan for each; ``kubernetes``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from conch.options.declaration import Directory, option
 
 if TYPE_CHECKING:
     from conch.deploy.bundle import Planner
+from conch.deploy.kubernetes import KubernetesOptions, plan, write
+from conch.machine.memory import mebibytes
 
 _SECTION: Final = "Options"
 
@@ -111,3 +113,22 @@ def _write(plan: Planner, mount: str, options: BundleOptions, several: bool = Fa
         click.echo(f"\nThe artifact, served here as on the platform, answered request.json with\n{response}")
     addressing = "Requests name the model." if several else f"Requests go to the model '{planned.model}'."
     click.echo(f"\n{addressing} The steps are in {output / 'README.md'}.")
+
+
+def _kubernetes(options: KubernetesOptions) -> None:
+    """Write manifests for Kubernetes, with the memory that the models need."""
+    with signals_as_ctrl_c():
+        planned = plan(options)
+        write(planned, options.output)
+    if planned.measured is not None:
+        click.echo(
+            f"measured: the server uses {mebibytes(planned.measured.server)}, "
+            f"its {len(planned.models)} {'model' if len(planned.models) == 1 else 'models'} "
+            f"{mebibytes(planned.measured.models)}"
+        )
+    for name in planned.texts:
+        click.echo(f"wrote {options.output / name}")
+    click.echo(f"\nThe steps are in {options.output / 'README.md'}.")
+
+
+kubernetes_command = command_of("kubernetes", KubernetesOptions, _kubernetes)
