@@ -22,9 +22,8 @@ from conch.core.tensors import format_shape
 from conch.machine.facts import visible_gpus
 from conch.repository.model_files import ModelFiles, describe
 from conch.repository.versions import select_versions
-from conch.testing.fakes import FakeModel
+from conch.testing.fakes import FakeModel, input_tensors
 from conch.testing.instance import LocalInstance
-from conch.testing.tensors import input_tensors
 
 
 @dataclass(frozen=True, slots=True)

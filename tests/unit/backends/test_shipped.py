@@ -15,7 +15,7 @@ from conch.backends.python.tensor import Tensor
 from conch.core.errors import ConchError
 from conch.repository.backends import SHIPPED
 from conch.testing import ModelRequest, ModelUnderTest, load
-from conch.testing.imports import ModelImports
+from conch.testing.instance import ModelImports
 
 IDENTITY = """
 backend: "identity"
