@@ -287,3 +287,21 @@ def test_converted_models_are_served(site: Site, server: ConchServer) -> None:
             close(np.reshape(outputs["token_embeddings"]["data"], wanted.shape), wanted)
     results = ask("/rerank", model=CAUSAL, query=TEXTS[0], documents=list(TEXTS))["results"]
     assert sorted(entry["index"] for entry in results) == list(range(len(TEXTS)))
+
+
+def test_models_for_nvidias_server_have_the_default_prompt_and_all_modules(tmp_path: Path) -> None:
+    folder, models = truncated(tmp_path / "source"), tmp_path / "models"
+    quick = {"backends": ("onnx",), "quantize": ("none",), "batch_sizes": (1,), "sequence_lengths": (8,)}
+    convert(quick_plan(folder, models, layout="triton", **quick), no_progress)
+    with ConchServer(models, log=tmp_path / "log") as server:
+        tensor = {"name": "TEXT", "datatype": "BYTES", "shape": [len(TEXTS)], "data": TEXTS}
+        answer = requests.post(
+            f"http://{server.http}/v2/models/m_onnx_inference/infer", json={"inputs": [tensor]}, timeout=60
+        )
+    output = answer.json()["outputs"][0]
+    close(
+        np.reshape(output["data"], output["shape"]), SentenceTransformer(str(folder), device="cpu").encode(list(TEXTS))
+    )
+    refused = quick_plan(without_prompts(tmp_path / "other"), tmp_path / "none", layout="triton", **quick)
+    with pytest.raises(ConchError, match="this one has modules that stay outside of a graph"):
+        convert(refused, no_progress)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from conch.backends.graphs.onnxruntime import Session, SessionSettings
+from conch.backends.graphs.signature import GraphTensor
 from conch.backends.tasks.engines import POOLED
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import SMALL_FILES
 from conch.checkpoints.modules import HEADS, NETWORKS, joined
 from conch.convert.verdict import BuiltVariant
 from conch.core.errors import unsupported
+from conch.core.tensors import CONFIG_NAME
 
 #: The instance kind on which variants are measured and judged.
 INSTANCE_KIND: Final = "KIND_CPU"
@@ -162,8 +165,6 @@ TEXTS: Final[dict[str, tuple[str, ...]]] = {
     "text-ranking": ("TEXT", "TEXT_PAIR"),
     "zero-shot-classification": ("TEXT", "TEXT_PAIR"),
 }
-#: Protocol names of ONNX element types.
-_DATATYPES: Final = {1: "FP32", 7: "INT64", 6: "INT32", 10: "FP16", 11: "FP64"}
 
 
 @dataclass(frozen=True)
@@ -195,17 +196,24 @@ class EnsembleModels:
         return self.tokenize, self.model, self.inference
 
     @property
-    def texts(self) -> list[_TensorDeclaration]:
+    def texts(self) -> list[GraphTensor]:
         """The inputs of the tokenizer and the ensemble."""
-        return [_TensorDeclaration(name, "STRING", (-1,)) for name in TEXTS.get(self.task, ("TEXT",))]
+        return [GraphTensor(name, "BYTES", (-1,)) for name in TEXTS.get(self.task, ("TEXT",))]
 
     def write(
-        self, folder: Path, checkpoint: Checkpoint, graph: Sequence[Path], pad_id: int, *, lower: bool = False
+        self,
+        folder: Path,
+        checkpoint: Checkpoint,
+        graph: Sequence[Path],
+        pad_id: int,
+        *,
+        lower: bool = False,
+        prompt: str = "",
     ) -> Path:
         """Write all three models below ``folder``; returns the edited graph.
 
         ``graph`` is the ONNX file followed by the files beside it. Texts are padded with ``pad_id``, and lowercased
-        before tokenization if ``lower``.
+        before tokenization if ``lower``. ``prompt`` comes before each first text.
         """
         version, tokenizer = folder / self.model / "1", folder / self.tokenize / "1"
         for directory in (version, tokenizer, folder / self.inference / "1"):
@@ -219,10 +227,12 @@ class EnsembleModels:
         parameters = {"max_length": str(checkpoint.max_length), "pad_id": str(pad_id)}
         if lower:
             parameters["lower_case"] = "true"
+        if prompt:
+            parameters["prompt"] = prompt
         ids, outputs = signature(version / "model.onnx")
         # A single output is always named "output"; several keep their names.
         names = {tensor.name: "output" if len(outputs) == 1 else tensor.name for tensor in outputs}
-        declared_outputs = [_TensorDeclaration(names[tensor.name], tensor.datatype, tensor.dims) for tensor in outputs]
+        declared_outputs = [replace(tensor, name=names[tensor.name]) for tensor in outputs]
         same_ids = {tensor.name: tensor.name for tensor in ids}
         steps = _step(self.tokenize, {tensor.name: tensor.name for tensor in self.texts}, same_ids)
         steps += _step(self.model, same_ids, names)
@@ -243,17 +253,10 @@ class EnsembleModels:
         return version / "model.onnx"
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorDeclaration:
-    name: str
-    datatype: str
-    dims: tuple[int, ...]
-
-
-def _declarations(kind: str, tensors: Sequence[_TensorDeclaration]) -> str:
+def _declarations(kind: str, tensors: Sequence[GraphTensor]) -> str:
     return "".join(
-        f"{kind} {{ name: {quoted(tensor.name)} data_type: TYPE_{tensor.datatype} "
-        f"dims: [ {', '.join(map(str, tensor.dims))} ] }}\n"
+        f"{kind} {{ name: {quoted(tensor.name)} data_type: {CONFIG_NAME[tensor.datatype]} "
+        f"dims: [ {', '.join(map(str, tensor.shape))} ] }}\n"
         for tensor in tensors
     )
 
@@ -271,23 +274,13 @@ def _step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> 
     return f"  step {{\n    model_name: {quoted(model)}\n    model_version: -1\n{maps}  }}\n"
 
 
-def signature(graph: Path) -> tuple[list[_TensorDeclaration], list[_TensorDeclaration]]:
-    """Return the inputs and outputs of an ONNX file, with -1 for dynamic sizes.
+def signature(graph: Path) -> tuple[Sequence[GraphTensor], Sequence[GraphTensor]]:
+    """Return the inputs and outputs of an ONNX file with the shapes that ONNX Runtime infers, which servers require.
 
     Raises UNSUPPORTED unless it is a network of text.
     """
-    import onnx
-
-    model = onnx.load(graph, load_external_data=False)
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [_declaration(tensor) for tensor in model.graph.input if tensor.name not in weights]
-    if any(not tensor.name.startswith(("input_ids", "attention_mask", "token_type_ids")) for tensor in inputs):
-        names = ", ".join(tensor.name for tensor in inputs)
+    session = Session(graph, SessionSettings(graph="disable_all"))
+    if any(not tensor.name.startswith((_IDS, "attention_mask", _TYPES)) for tensor in session.inputs):
+        names = ", ".join(tensor.name for tensor in session.inputs)
         raise unsupported(f"--layout triton supports only text networks; this one takes {names}")
-    return inputs, [_declaration(tensor) for tensor in model.graph.output]
-
-
-def _declaration(value: Any) -> _TensorDeclaration:
-    tensor = value.type.tensor_type
-    dims = (dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else -1 for dim in tensor.shape.dim)
-    return _TensorDeclaration(value.name, _DATATYPES[tensor.elem_type], tuple(dims))
+    return session.inputs, session.outputs

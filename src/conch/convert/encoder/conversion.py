@@ -19,6 +19,8 @@ from conch.backends.base.arrays import Array
 from conch.backends.tasks.engines import NetworkEngine, open_engine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Contrasts, Manifest
+from conch.checkpoints.modules import EmbeddingModel
+from conch.checkpoints.ranking import RankingPlan
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import TYPES, open_tokenizer, original_tokenizer
 from conch.convert import evidence, sentences
@@ -287,7 +289,12 @@ class EncoderConversion(Conversion[Network, EncoderOutputs]):
         ensemble, variant = EnsembleModels(self.plan.served_name, self.checkpoint.task), built[manifest.auto]
         lower = bool((self.checkpoint.json("sentence_bert_config.json") or {}).get("do_lower_case"))
         pad_id = open_tokenizer(self.checkpoint).special.pad_id or 0
-        graph = ensemble.write(target, self.checkpoint, variant.files, pad_id, lower=lower)
+        prompt = ""
+        if self.checkpoint.task == "feature-extraction":
+            prompt = EmbeddingModel.read(self.checkpoint).prompts.text(None, None)
+        elif self.checkpoint.task == "text-ranking":
+            prompt = RankingPlan.read(self.checkpoint).prompts.text(None, None)
+        graph = ensemble.write(target, self.checkpoint, variant.files, pad_id, lower=lower, prompt=prompt)
         return target / ensemble.model, {variant.name: graph.name}
 
 

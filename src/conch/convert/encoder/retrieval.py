@@ -27,7 +27,15 @@ from conch.backends.tasks.retrieval.pipeline import NetworkPipeline, PromptToken
 from conch.backends.tasks.task import ExecutionWork, Task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Contrasts
-from conch.checkpoints.modules import DENSE, NETWORKS, EmbeddingModel, Module, joined, predicts_tokens
+from conch.checkpoints.modules import (
+    MULTI_VECTOR,
+    NETWORKS,
+    SPARSE,
+    EmbeddingModel,
+    Module,
+    joined,
+    predicts_tokens,
+)
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.convert import evidence, sentences
 from conch.convert.conversion import Progress
@@ -174,10 +182,8 @@ class EmbeddingConversion(TaskConversion[Embedding]):
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
         self.model = convertible(checkpoint, whole=True)
-        if plan.layout == "triton" and (
-            self.model.family != DENSE or self.model.heads or self.model.reads_images or len(self._networks) > 1
-        ):
-            raise unsupported("--layout triton serves one vector per text, from one network: this model gives others")
+        if plan.layout == "triton":
+            self._check_triton()
         #: The images by name, which are the passages of a model that embeds texts and images.
         self._files: dict[str, bytes] = {}
         if self.model.reads_images:
@@ -197,6 +203,25 @@ class EmbeddingConversion(TaskConversion[Embedding]):
         self.warn(evidence.few_samples(self.sample_count, both=self._fitted == self.texts))
         names = ("texts", "images") if self.model.reads_images else ("queries", "passages")
         self.compared_on = f"{len(self.texts.queries)} {names[0]} and {len(self.texts.passages)} {names[1]}"
+
+    def _check_triton(self) -> None:
+        """Raise UNSUPPORTED unless one graph computes one vector per text: NVIDIA's server has nothing for the rest."""
+        others = {
+            "images, which need the image processor of transformers": self.model.reads_images,
+            "sparse vectors": self.model.family == SPARSE,
+            "several vectors per text": self.model.family == MULTI_VECTOR,
+            "the heads of BGE-M3": self.model.heads,
+            "several networks": len(self._networks) > 1,
+            "modules that stay outside of a graph (of one task only, or pooling without the prompt)": any(
+                contained(self.model, network) is None for network in self._networks
+            ),
+        }
+        for reason, applies in others.items():
+            if applies:
+                raise unsupported(
+                    "--layout triton is for models with one vector per text from one network, and this one has "
+                    f"{reason}: leave the option out, and serve the converted model with conch"
+                )
 
     def _check_images(self) -> None:
         """Raise UNSUPPORTED if the images of the model differ in size; warn of the limits of the verdict."""
@@ -358,7 +383,7 @@ class CausalRankingConversion(TaskConversion[Rerank]):
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
         if plan.layout == "triton":
-            raise unsupported("--layout triton is not available for rerankers over causal language models")
+            raise unsupported("--layout triton is for encoders: leave it out for a reranker over a language model")
         self._fitted, self.samples = sentences.split(sentences.load(checkpoint.task, plan.data))
         super().__init__(plan, checkpoint, folder, progress)
         self.sample_count = len(self.samples)

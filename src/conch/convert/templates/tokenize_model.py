@@ -22,6 +22,7 @@ class TritonPythonModel:
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         self.inputs = [tensor["name"] for tensor in config["input"]]
         self.outputs = [tensor["name"] for tensor in config["output"]]
+        self.prompt = parameters.get("prompt", "")
         self.lower = parameters.get("lower_case") == "true"
         self.tokenize = tokenizer(
             os.path.join(args["model_repository"], args["model_version"]),
@@ -52,6 +53,7 @@ class TritonPythonModel:
                 text = element if isinstance(element, str) else element.decode()
             except UnicodeDecodeError as error:
                 raise ValueError(f"input '{name}' is not valid UTF-8: element {index}, byte {error.start}") from None
+            text = self.prompt + text if name == self.inputs[0] else text
             texts.append(text.lower() if self.lower else text)
         return texts
 

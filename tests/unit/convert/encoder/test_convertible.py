@@ -11,8 +11,9 @@ import pytest
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.modules import Module
 from conch.checkpoints.options import Options
-from conch.convert.encoder.retrieval import convertible
+from conch.convert.encoder.retrieval import EmbeddingConversion, convertible
 from conch.core.errors import ConchError
+from tests.convert_checkpoints import no_progress, quick_plan
 from tests.text_checkpoints import write
 
 NAMESPACE = "sentence_transformers.models."
@@ -70,3 +71,18 @@ def test_a_model_whose_tasks_pool_logits_differently_is_refused(tmp_path: Path) 
         ConchError, match="cannot be converted, because its tasks pool the same logits of words in different"
     ):
         convertible(checkpoint, whole=True)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "settings", "has"),
+    [
+        (("CLIPModel",), {}, "images, which need the image processor of transformers"),
+        (("Transformer", "SpladePooling"), {"model_type": "SparseEncoder"}, "sparse vectors"),
+    ],
+)
+def test_what_nvidias_server_cannot_compute_is_refused_with_the_layout_that_serves_it(
+    kinds: tuple[str, ...], settings: dict[str, str], has: str, tmp_path: Path
+) -> None:
+    plan = quick_plan(tmp_path, tmp_path / "models", layout="triton")
+    with pytest.raises(ConchError, match=f"has {has}: leave the option out, and serve the converted model with conch"):
+        EmbeddingConversion(plan, folder(tmp_path, *kinds, **settings), tmp_path / "built", no_progress)

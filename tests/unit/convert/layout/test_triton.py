@@ -152,6 +152,12 @@ def test_tokenizer_of_the_trio_takes_pairs(checkpoint: Checkpoint) -> None:
     good, uneven = model.execute([{"TEXT": [b"a", b"b"], "TEXT_PAIR": [b"c", b"d"]}, {"TEXT": [b"a"], "TEXT_PAIR": []}])
 
     assert set(good.outputs["token_type_ids"][0].tolist()) == {0, 1}
+    prompted = tokenizer_model(checkpoint, "TEXT", "TEXT_PAIR", prompt="a ")
+    (answer,), (expected,) = (
+        tokenizer.execute([{"TEXT": [text], "TEXT_PAIR": [b"a"]}])
+        for tokenizer, text in ((prompted, b"b"), (model, b"a b"))
+    )
+    np.testing.assert_array_equal(answer.outputs["input_ids"], expected.outputs["input_ids"])
     assert uneven.error == "input 'TEXT_PAIR' has no text"
 
 
