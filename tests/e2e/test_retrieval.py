@@ -230,6 +230,10 @@ def test_tokens_have_their_places_in_the_text(site: Site) -> None:
     assert [(token["start"], token["stop"]) for token in inner] == encoding["offset_mapping"][1:-1]
     assert all(token["text"] == text[token["start"] : token["stop"]] for token in inner)
     assert tokens[0]["text"] == "[CLS]" and tokens[0]["start"] is None
+    prompted = site.ask("/tokenize", inputs=text, model="embedder", prompt_name="query")[0]
+    assert [token["id"] for token in prompted] == site.tokenizer(f"how {text}")["input_ids"]
+    status, answer = site.refused("/tokenize", inputs=text, model="embedder", prompt_name="other")
+    assert (status, answer["error"]) == (413, "prompt_name is 'other'; the checkpoint has query, document")
     bare = site.ask("/v2/models/ranker/tokenize", inputs=[text], add_special_tokens=False)[0]
     assert [token["id"] for token in bare] == encoding["input_ids"][1:-1]
     shown = site.ask("/tokenize", model="embedder", prompt=text, return_token_strs=True)

@@ -144,6 +144,10 @@ class Task(ABC):
         """The tokenizer of the texts. Raises UNSUPPORTED for a task without one."""
         raise unsupported("this task has no tokenizer")
 
+    def prompt_of(self, request: Request) -> str:
+        """Return the prompt before the texts of a request; raises INVALID_ARG for a name that does not exist."""
+        return ""
+
     @abstractmethod
     def prepare(self, request: Request) -> PreparedRequest:
         """Check and decode a request: tokenise text, decode audio or an image. Raises INVALID_ARG."""

@@ -5,8 +5,11 @@ Ids are decoded, and the text is encoded as any other. ``tokens`` is one JSON do
 in the vocabulary), ``texts``, ``special`` (1 for special tokens), ``starts`` and ``stops`` (characters), ``decoded``
 (the text of the ids) and ``max_length``. ``num_input_tokens`` counts the tokens that the network reads.
 
+``prompt_name`` also applies to ``tokens``.
+
 The tasks follow the request parameters ``truncation`` (``refuse``, or the side on which long texts are truncated) and
-``max_length``. ``add_special_tokens`` and ``skip_special_tokens`` are about ``tokens``.
+``max_length``. ``max_pair_tokens`` truncates the second texts of pairs on the right, before the pairs are truncated.
+``add_special_tokens`` and ``skip_special_tokens`` are about ``tokens``.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from conch.core.text_parameters import (
 from conch.machine import extras
 
 TEXT: Final = "text_input"
+PAIR: Final = "text_pair"
+PROMPT_NAME: Final = "prompt_name"
 TOKEN_IDS: Final = TensorSpec("token_ids", "INT32", (-1,), optional=True)
 TOKENS: Final = TensorSpec("tokens", "BYTES", (1,))
 COUNT: Final = TensorSpec("num_input_tokens", "UINT32", (1,))
@@ -90,8 +95,8 @@ class TokenDocuments(NamedTuple):
                 )
         return rows
 
-    def of_texts(self, texts: Sequence[str], *, special: bool) -> list[dict[str, Any]]:
-        """Return the tokens of each text, with the special tokens of the model if ``special`` is true.
+    def of_texts(self, texts: Sequence[str], *, special: bool, name: str = TEXT) -> list[dict[str, Any]]:
+        """Return the tokens of each text of input ``name``, with the model's special tokens if ``special`` is true.
 
         Raises UNSUPPORTED for a tokenizer in Python, INVALID_ARG for a text that cannot be tokenised.
         """
@@ -103,7 +108,7 @@ class TokenDocuments(NamedTuple):
         try:
             encodings = fast.encode_batch(texts, add_special_tokens=special)
         except BaseException as error:
-            raise refused(error, f"input '{TEXT}'") from None
+            raise refused(error, f"input '{name}'") from None
         return [
             {
                 "ids": encoding.ids,
@@ -146,9 +151,9 @@ class TextPreparation:
                     "running the network; send two requests"
                 )
             documents = self._documents
-            return TokenizedRequest(
-                request, _tokenized(documents, request, documents.ids(request) if has_ids else None)
-            )
+            ids = documents.ids(request) if has_ids else None
+            prompt = self._task.prompt_of(request) if PROMPT_NAME in request.inputs else ""
+            return TokenizedRequest(request, _tokenized(documents, request, ids, prompt))
         if has_ids:
             if self._checkpoint.options.text("token_ids") == REFUSE:
                 raise invalid(
@@ -159,8 +164,11 @@ class TextPreparation:
             decode = self._task.tokenizer.decode if self._senders is None else self._senders.decode
             texts = [decode(row).encode("utf-8", "replace") for row in ids]
             request.inputs[TEXT] = WireTensor(TEXT, "BYTES", (len(texts), 1), pack_bytes(texts))
+        self._shorten_pairs(request)
         prepared = self._task.prepare(request)
-        self._check_truncation(request, prepared)
+        truncated = getattr(prepared, "truncated", 0)
+        if truncated and request.parameters.get(TRUNCATION) == REFUSE:
+            raise invalid(f"{truncated} texts have more tokens than the model takes")
         return prepared
 
     def count(self, prepared: PreparedRequest, result: Result) -> None:
@@ -172,21 +180,26 @@ class TextPreparation:
     @property
     def _documents(self) -> TokenDocuments:
         """Raises UNSUPPORTED for a task without a tokenizer, such as one that reads images."""
-        return TokenDocuments(self._task.tokenizer, self._max_length)
+        # The limit of the folder of a module may be lower than that of the checkpoint.
+        limit = self._task.limits.get("max_length", self._checkpoint.max_length)
+        return TokenDocuments(self._task.tokenizer, int(limit))
 
-    @property
-    def _max_length(self) -> int:
-        """The maximum number of tokens of a text, with that of the folder of a module."""
-        return int(self._task.limits.get("max_length", self._checkpoint.max_length))
+    def _shorten_pairs(self, request: Request) -> None:
+        """Truncate the second texts of pairs to ``max_pair_tokens`` tokens, if the model takes more.
 
-    def _check_truncation(self, request: Request, prepared: PreparedRequest) -> None:
-        """Raise INVALID_ARG if a text was truncated that must not be, UNSUPPORTED for a limit of second texts."""
-        parameters, truncated = request.parameters, getattr(prepared, "truncated", 0)
-        limit, pair = self._max_length, parameters.get(MAX_PAIR_TOKENS)
-        if isinstance(pair, int) and pair < limit:
-            raise unsupported(f"this model truncates pairs to {limit} tokens, and not their second text to {pair}")
-        if truncated and parameters.get(TRUNCATION) == REFUSE:
-            raise invalid(f"{truncated} texts have more tokens than the model takes")
+        Raises UNSUPPORTED for a tokenizer in Python, INVALID_ARG for a text that cannot be tokenised.
+        """
+        limit = request.parameters.get(MAX_PAIR_TOKENS)
+        if type(limit) is not int or PAIR not in request.inputs:
+            return
+        documents = self._documents
+        if limit >= documents.max_length:
+            return
+        texts = request.texts(PAIR)
+        rows = zip(texts, documents.of_texts(texts, special=False, name=PAIR), strict=True)
+        shorter = [text[: row["stops"][limit - 1]] if len(row["ids"]) > limit else text for text, row in rows]
+        data = pack_bytes([text.encode() for text in shorter])
+        request.inputs[PAIR] = WireTensor(PAIR, "BYTES", (len(shorter), 1), data)
 
 
 def _open_senders(checkpoint: Checkpoint) -> Any:
@@ -207,10 +220,11 @@ def _open_senders(checkpoint: Checkpoint) -> Any:
         raise invalid(f"parameter '{_SENDERS}' names {path}, which cannot be read: {one_line(error)}") from None
 
 
-def _tokenized(documents: TokenDocuments, request: Request, ids: list[list[int]] | None) -> Result:
+def _tokenized(documents: TokenDocuments, request: Request, ids: list[list[int]] | None, prompt: str) -> Result:
     parameters = request.parameters
     if ids is None:
-        rows = documents.of_texts(request.texts(TEXT), special=bool(parameters.get(ADD_SPECIAL_TOKENS, True)))
+        texts = [prompt + text for text in request.texts(TEXT)]
+        rows = documents.of_texts(texts, special=bool(parameters.get(ADD_SPECIAL_TOKENS, True)))
     else:
         rows = documents.of_ids(ids, skip_special=bool(parameters.get(SKIP_SPECIAL_TOKENS, True)))
     result = documents.result(rows, (len(rows), 1))

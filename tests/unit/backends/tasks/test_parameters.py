@@ -53,9 +53,7 @@ def test_options_that_cannot_work_are_refused_before_weights_are_read(
 def test_a_maximum_that_leaves_no_room_for_a_pair_is_refused(tmp_path: Path, folder: Path, task: str) -> None:
     if task == "question-answering":
         folder = write(tmp_path, "AutoModelForQuestionAnswering")
-    with pytest.raises(
-        ConchError, match="3 special tokens around a pair of texts: set parameter 'max_length' to at least 5"
-    ):
+    with pytest.raises(ConchError, match="3 special tokens around a pair of texts, so it must be at least 5"):
         open_task(folder, task, max_length=4)
 
 

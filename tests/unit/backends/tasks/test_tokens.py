@@ -135,9 +135,18 @@ def test_long_pair_is_truncated_or_refused_as_the_request_says(texts: TextPrepar
     left, right = (scored(long, truncation=side, max_length=9).outputs for side in ("left", "right"))
     assert np.array(left["num_input_tokens"]).tolist() == np.array(right["num_input_tokens"]).tolist() == [[9]]
     assert not np.allclose(np.array(left["score"]), np.array(right["score"]), atol=1e-6)
-    with pytest.raises(ConchError, match="second text to 3"):
-        scored(long, max_pair_tokens=3)
     assert scored(long, truncation="right", max_pair_tokens=4096).parameters["truncated"] == 1
+
+
+def test_second_text_of_a_pair_has_its_own_limit(texts: TextPreparation, task: Task) -> None:
+    def scored(pairs: list[str], **parameters: Any) -> Any:
+        asked = request("score", text_input=[["is it open"]] * 2, text_pair=[[pair] for pair in pairs])
+        asked.parameters = parameters
+        return np.array(run(texts, task, asked).outputs["score"])
+
+    pairs = ["the bus " * 500, "open"]
+    assert np.allclose(scored(pairs, max_pair_tokens=4, truncation="refuse"), scored(["the bus", "open"]), atol=1e-6)
+    assert not np.allclose(scored(pairs, max_pair_tokens=4), scored(pairs), atol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -104,12 +104,14 @@ class Rerank(EncoderTask):
         queries = texts_of(request, TEXT.name)
         documents = texts_of(request, PAIR.name)
         function = self.function(request)
-        prompts = self.plan.prompts
-        prompt = prompts.text(self.option(request, "prompt_name"), None) if prompts.by_name else ""
-        sequences, truncated = self.pairs.encode(queries, documents, prompt, request.parameters)
+        sequences, truncated = self.pairs.encode(queries, documents, self.prompt_of(request), request.parameters)
         if self.shares_prefixes:
             sequences = shared_prefixes(queries, sequences, self.budget)
         return EncodedRequest(request, sequences, truncated, function)
+
+    def prompt_of(self, request: Request) -> str:
+        prompts = self.plan.prompts
+        return prompts.text(self.option(request, "prompt_name"), None) if prompts.by_name else ""
 
     def divide(self, sequences: Sequence[Tokens]) -> list[list[int]]:
         """Return the indices of the sequences of each run; those of a run have the same prefix."""

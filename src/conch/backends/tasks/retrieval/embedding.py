@@ -74,22 +74,28 @@ class Embedding(Task):
     def prepare(self, request: Request) -> PreparedRequest:
         only_images = request.has(IMAGE.name) and not request.has(TEXT.name)
         texts = [] if only_images else texts_of(request, TEXT.name)
-        name, task = self._option(request, _PROMPT), self._option(request, TASK)
-        if task in PURPOSES:
-            name = name or (task if task in self.model.prompts.by_name else None)
-            task = task if task in self.model.tasks else None
+        _, task = self._choice(request)
         if task not in self.pipelines_by_task:
             self.model.path_of(task)  # raises the error that lists the tasks
-        prompt = request.parameters.get(PROMPT_TEXT)
-        if type(prompt) is not str:
-            prompt = self.model.prompts.text(name, task)
         pipeline = self.pipelines_by_task[task]
         if HIDDEN_STATE.name in request.outputs and not pipeline.gives_hidden_state:
             raise unsupported(
                 f"output '{HIDDEN_STATE.name}': the engine of this model returns one vector per text; a network that "
                 "is not converted, or a graph without pooling, returns one per token"
             )
-        return pipeline.prepare(request, texts, prompt, task)
+        return pipeline.prepare(request, texts, self.prompt_of(request), task)
+
+    def prompt_of(self, request: Request) -> str:
+        prompt = request.parameters.get(PROMPT_TEXT)
+        return prompt if type(prompt) is str else self.model.prompts.text(*self._choice(request))
+
+    def _choice(self, request: Request) -> tuple[str | None, str | None]:
+        """Return the name of the prompt and the task, each None if the request does not choose one."""
+        name, task = self._option(request, _PROMPT), self._option(request, TASK)
+        if task in PURPOSES:
+            name = name or (task if task in self.model.prompts.by_name else None)
+            task = task if task in self.model.tasks else None
+        return name, task
 
     def _option(self, request: Request, name: str) -> Any:
         """Return the request's input ``name``, else the model parameter of that name, else None."""
