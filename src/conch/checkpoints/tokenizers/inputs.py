@@ -163,8 +163,8 @@ def read_truncation(parameters: Mapping[str, Any]) -> tuple[str | None, int | No
 def too_short_error(length: int, special: int, *, pair: bool = False) -> ConchError:
     """Return the error for a maximum ``length`` that leaves no room for tokens other than ``special`` special ones."""
     return invalid(
-        f"max_length is {length}, and the tokenizer puts {special} special tokens around "
-        f"{'a pair of texts' if pair else 'a text'}: set parameter 'max_length' to at least {special + 1 + pair}"
+        f"max_length is {length} tokens, which leaves no room for text: the tokenizer puts {special} special tokens "
+        f"around {'a pair of texts' if pair else 'a text'}, so it must be at least {special + 1 + pair}"
     )
 
 

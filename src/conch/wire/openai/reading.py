@@ -53,6 +53,8 @@ def error_body(status: int, error: ConchError) -> bytes:
 _SHOWN: Final = 60
 #: Minimum similarity (``difflib``'s ratio) between an unknown member and its suggested replacement.
 _LIKENESS: Final = 0.6
+#: The same for a missing member and one that was not taken yet: ``text_2`` must not be called unknown for ``text_1``.
+_MISSPELLED: Final = 0.85
 
 
 def read_body(body: Buffer, change: Callable[[dict[str, Any]], None] | None = None) -> Fields:
@@ -194,8 +196,8 @@ class Fields:
             self.take(member)
 
     def missing(self, member: str) -> ApiError:
-        """Return the error for a missing required member, with a similar unknown member if there is one."""
-        similar = nearest(member, self._members, _LIKENESS)
+        """Return the error for a missing required member, with an unknown one that is almost the same, if any."""
+        similar = nearest(member, self._members, _MISSPELLED)
         hint = f"; '{self.name(similar)}' is not known here" if similar else ""
         return ApiError(
             f"'{self.name(member)}' is missing{hint}", self.name(member), reason="missing_required_parameter"

@@ -159,7 +159,7 @@ def read_content(content: Any, path: str) -> str | bytes:
     if type(content) is str:
         return content
     if type(content) is not list or not content:
-        raise wrong(path, content, "an array of parts")
+        raise wrong(path, content, "a string or an array of parts")
     parts = [_content_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
     texts = [part for part in parts if type(part) is str]
     if len(texts) == len(parts):

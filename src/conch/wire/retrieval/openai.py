@@ -113,13 +113,15 @@ def check_dimensions(signature: ModelSignature, dimensions: int, member: str) ->
 
 def _dtype(fields: Fields) -> tuple[str, str, bool]:
     """Return the datatype of the vectors, the member that names it, and whether it requests base64."""
-    chosen, named, in_base64 = "float", "output_dtype", False
+    chosen, named, in_base64 = "float", "", False
     for member in ("embedding_type", "output_dtype"):
         value: Any = fields.take(member)
         if type(value) is list and len(value) == 1:
             value = value[0]
         if value is None:
             continue
+        if named:
+            raise ApiError(f"'{member}' cannot be combined with '{named}'", member)
         if value == "base64":
             value, in_base64 = "float", True
         if value not in DTYPES:

@@ -172,6 +172,7 @@ def test_truncation_and_prompt_are_parameters_of_the_request(members: Any, param
     [
         ({}, "input", "'input' is missing"),
         ({"inputs": "a"}, "input", "'input' is missing; 'inputs' is not known here"),
+        ({"input_type": "query"}, "input", "'input' is missing"),
         ({"input": []}, "input", "'input' must not be empty"),
         ({"input": ""}, "input", "'input' must not be empty"),
         ({"input": ["a", ""]}, "input[1]", "'input[1]' must not be empty"),
@@ -184,6 +185,8 @@ def test_truncation_and_prompt_are_parameters_of_the_request(members: Any, param
         ({"input": "a", "dimension": 3}, "dimension", "'dimension' is not known here; did you mean 'dimensions'?"),
         ({"input": "a", "output_dtype": "int4"}, "output_dtype",
          "'output_dtype' is \"int4\"; it must be one of float, int8, uint8, binary, ubinary"),
+        ({"input": "a", "embedding_type": "binary", "output_dtype": "ubinary"}, "output_dtype",
+         "'output_dtype' cannot be combined with 'embedding_type'"),
     ],
 )  # fmt: skip
 def test_bad_member_is_refused_by_name(members: Any, param: str, message: str) -> None:

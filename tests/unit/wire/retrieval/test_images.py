@@ -72,7 +72,11 @@ def test_images_are_divided_into_requests_that_fit_in_memory() -> None:
         ("embeddings", {"input": [{"image": "é"}]}, "'input[0].image' is not base64"),
         ("embeddings", {"input": "a", "messages": [{}]}, "'messages' cannot be combined with 'input'"),
         ("embeddings", {"messages": [{}, {}]}, "'messages' must have one message"),
-        ("embeddings", {"messages": [{"content": None}]}, "'messages[0].content' is null; it must be an array of"),
+        (
+            "embeddings",
+            {"messages": [{"content": None}]},
+            "'messages[0].content' is null; it must be a string or an array of",
+        ),
         ("cohere_embed", {"images": [BASE64]}, "'images[0]' is"),
         ("cohere_embed", {"images": [URL], "texts": ["a"]}, "'texts' cannot be combined with 'images'"),
         (
