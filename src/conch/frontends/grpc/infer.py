@@ -122,8 +122,10 @@ class InferCall(UnaryCall):
             log_early_cancellation("ModelInferHandler")
 
     def fail(self, error: Exception) -> None:
-        self._request = None
+        request, self._request = self._request, None
         super().fail(error)
+        if request is not None:
+            request.cancel()
 
     def _on_response(self, response: InferResponse) -> None:
         """Keep the only response until the request completes; an empty final response may mark that separately."""

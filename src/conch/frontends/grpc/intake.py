@@ -152,10 +152,8 @@ class MessageIntake:
         if self.held:
             self._budget.release(self.held)
             self.held = 0
-        if self._waiting is not None:
-            self._budget.cancel(self._waiting)
-            self._waiting = None
-        elif self._task is not None:
+        self._leave_queue()
+        if self._task is not None:
             self._task.cancel()
             self._task = None
 
@@ -193,6 +191,7 @@ class MessageIntake:
         reader = self._reader
         try:
             while not self.paused and not self._put_off and (message := reader.next()) is not None:
+                self._leave_queue()  # all of it has come, and must not be refused any more
                 self.message_size = len(message) + PREFIX.size
                 if reader.compressed:
                     self._on_compressed(message)
@@ -239,6 +238,11 @@ class MessageIntake:
                 self._waiting = self._budget.wait(self._since, self._on_room, self._refuse_for_bytes)
             else:
                 stream.raise_receive_window(min(STREAM_WINDOW + reader.missing, MESSAGE_WINDOW))
+
+    def _leave_queue(self) -> None:
+        if self._waiting is not None:
+            self._budget.cancel(self._waiting)
+            self._waiting = None
 
     def _on_room(self) -> None:
         self._waiting = None

@@ -16,12 +16,14 @@ import tritonclient.grpc.aio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from conch.core.errors import invalid
 from conch.core.tensors import pack_bytes, split_bytes
 from conch.frontends.grpc.status import Status
 from conch.http2 import Http2ErrorCode, frames
 from conch.http2.frames import frame
 from conch.machine import logs
 from tests.unit.frontends.grpc.conftest import UNLIMITED, array_request, models, text_of, text_request
+from tests.unit.frontends.grpc.fake_core import hold
 from tests.unit.frontends.grpc.harness import Frontend
 from tests.unit.frontends.grpc.raw_client import INFER, LIVE, STREAM_INFER, headers, message
 
@@ -390,6 +392,38 @@ def test_client_that_hangs_up_while_its_message_is_decoded_leaves_nothing_behind
         client.send(frame(frames.DATA, frames.END_STREAM, 1, message(body)[250_000:]))
         client.reset_connection()
     frontend.until(lambda: not frontend.frontend.connections and not frontend.budget.used)
+
+
+def test_a_request_whose_call_is_refused_for_bytes_is_cancelled(frontend):
+    with frontend.client() as client:
+        stream = client.new_stream()
+        body = message(text_request("hold", "x").SerializeToString())
+        client.send(client.head(stream, headers(INFER)) + frame(frames.DATA, 0, stream, body))
+        model = frontend.server.models["hold"]
+        frontend.until(lambda: model.received)
+        frontend.call(frontend.budget.take, 2 * frontend.budget.size)
+        client.send(frame(frames.DATA, 0, stream, bytes(2000)))
+        assert client.answer(stream).status == Status.RESOURCE_EXHAUSTED.value
+        frontend.until(lambda: model.cancelled == model.received)
+        frontend.call(frontend.budget.release, 2 * frontend.budget.size)
+
+
+def test_a_message_that_has_come_after_all_is_not_refused_for_bytes(frontend):
+    data = message(array_request("fp32", np.zeros(100_000, np.float32)).SerializeToString())
+    model = frontend.server.models["fp32"]
+    model.behaviour = hold
+    with frontend.client() as client:
+        stream = client.new_stream()
+        client.send(client.head(stream, headers(INFER)) + frame(frames.DATA, 0, stream, data[:100_000]))
+        client.ping()
+        frontend.call(setattr, frontend.budget, "timeout", 0.0)
+        frontend.call(frontend.budget.take, frontend.budget.size)
+        client.send(frame(frames.DATA, 0, stream, data[100_000:200_000]))
+        client.send(frame(frames.DATA, frames.END_STREAM, stream, data[200_000:]))
+        frontend.until(lambda: model.received)
+        frontend.wait(asyncio.sleep(0.2))  # the budget looks for whom to refuse
+        frontend.call(model.received[0].fail, invalid("as the model says"))
+        assert client.answer(stream).status == Status.INVALID_ARGUMENT.value
 
 
 def test_control_message_that_is_too_large_is_refused(frontend):
