@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
@@ -73,7 +73,7 @@ class MediaFetcher:
             if len(urls) > MAX_FILES:
                 raise ApiError(f"the request has {len(urls)} URLs of files; at most {MAX_FILES} are fetched")
             if missing:
-                raise EntryNeeded(asyncio.get_running_loop().create_task(self._keep(files, missing, hold)))
+                raise EntryNeeded(partial(self._keep, files, missing, hold))
             return [files[url] for url in urls]
 
         return fetch

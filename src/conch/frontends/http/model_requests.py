@@ -153,15 +153,15 @@ class Translation:
 
 
 class EntryNeeded(ConchError):
-    """Stored or fetched data is being read; the caller can wait for it and call again. ``size`` waits for its size."""
+    """Stored or fetched data must be read; the caller can wait for it and call again. ``read`` returns its size."""
 
-    def __init__(self, size: Awaitable[int]) -> None:
-        super().__init__("an entry is being read", Code.UNAVAILABLE)
-        self._size = size
+    def __init__(self, read: Callable[[], Awaitable[int]]) -> None:
+        super().__init__("an entry must be read", Code.UNAVAILABLE)
+        self._read = read
 
     async def wait(self) -> int:
-        """Wait for the data, and return its size (bytes)."""
-        return await self._size
+        """Read the data, and return its size (bytes)."""
+        return await self._read()
 
 
 class ModelRequests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from functools import partial
 
 import orjson
 
@@ -63,7 +64,7 @@ class Responses:
         def find_response(id: str) -> bytes:
             entry = entries[id] if id in entries else self._find(exchange, id)
             if isinstance(entry, Awaitable) or (id not in entries and entry is not None and len(entry) > LARGE_BYTES):
-                raise EntryNeeded(self._keep(entries, id, entry))
+                raise EntryNeeded(partial(self._keep, entries, id, entry))
             return entry or b""
 
         arguments = find_response, self._openai.fetcher.for_request(exchange.hold)

@@ -16,6 +16,7 @@ from conch.frontends.http import media_fetching
 from conch.frontends.http.media_fetching import MediaFetcher
 from conch.frontends.http.model_requests import EntryNeeded
 from conch.wire.openai.reading import ApiError
+from tests.unit.fake_clock import settle
 
 PUBLIC = "93.184.216.34"
 
@@ -154,6 +155,16 @@ def test_a_request_waits_for_its_files() -> None:
     assert sum(held) == 9
     with pytest.raises(ApiError, match="at most"):
         fetch(urls[:1] * 33)
+
+
+async def test_nothing_is_fetched_for_a_request_that_no_longer_waits() -> None:
+    web = Web(a=ok(b"file"))
+    fetch = web.fetcher("images.example").for_request(lambda size: pytest.fail("the request is over"))
+    assert fetch is not None
+    with pytest.raises(EntryNeeded):
+        fetch(["http://images.example/a"])
+    await settle()
+    assert web.connected == []
 
 
 @pytest.mark.parametrize("limit", ["the request's", "the server's"])
