@@ -130,8 +130,13 @@ class HuggingFaceBackend(BatchBackend):
         """Decode queued requests and report their lengths to the server."""
         unpacker = BorrowingUnpacker(payload, self.channel)
         lengths = []
-        for fields in header["requests"]:
-            request = self.receive(fields, unpacker)
+        for index, fields in enumerate(header["requests"]):
+            try:
+                request = self.receive(fields, unpacker)
+            except Exception as error:  # the requests after it cannot be read either
+                for unread in header["requests"][index:]:
+                    self._waiting.add(Request({}, frozenset(), serial=unread["serial"]), failure(error))
+                break
             if request.size > LONG_BYTES:
                 self.before_computing()
             prepared = self._prepared(request)
