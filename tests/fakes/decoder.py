@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.batching.decoder import Chunk, Decoder, Logits
+from conch.backends.batching.decoder import Chunk, Decoder, Logits, SavedTokens
 
 _PRIME = (1 << 61) - 1
 
@@ -90,6 +90,19 @@ class FakeDecoder(Decoder):
         else:
             self._lengths.pop(slot, None)
             self._tables.pop(slot, None)
+
+    def save(self, slot: int) -> SavedTokens | None:
+        tokens = self._lengths[slot]
+        return SavedTokens(tokens, (tokens, [list(self._cells[block]) for block in self._tables[slot]]))
+
+    def restore(self, slot: int, saved: SavedTokens, blocks: Sequence[int]) -> bool:
+        assert slot not in self._lengths
+        tokens, cells = saved.content
+        for block, values in zip(blocks, cells, strict=True):
+            self._assert_unused(block)
+            self._cells[block] = list(values)
+        self._tables[slot], self._lengths[slot] = list(blocks), tokens
+        return True
 
     def close(self) -> None:
         self.closed = True

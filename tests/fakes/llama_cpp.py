@@ -246,6 +246,23 @@ def llama_memory_seq_cp(context: Context, source: int, target: int, begin: int, 
     context.memory[target] = list(context.memory[source])
 
 
+def llama_state_seq_get_size(context: Context, slot: int) -> int:
+    return len(context.memory[slot])
+
+
+def llama_state_seq_get_data(context: Context, data: Any, size: int, slot: int) -> int:
+    for index, token in enumerate(context.memory[slot]):
+        data[index] = token
+    return size
+
+
+def llama_state_seq_set_data(context: Context, data: Any, size: int, slot: int) -> int:
+    if sum(map(len, context.memory.values())) + size > context.parameters.n_ctx:
+        return 0
+    context.memory[slot] = data[:size]
+    return size
+
+
 def llama_memory_seq_rm(context: Context, slot: int, begin: int, end: int) -> bool:
     if context.model.kind == "recurrent" and 0 < begin < len(context.memory.get(slot, [])):
         return False

@@ -175,7 +175,11 @@ def test_tokens_are_those_of_libmtmd_alone_and_in_a_busy_batch(case: Case) -> No
         assert {id: tokens(busy[id]) for id in wanted} == wanted
 
 
-def test_image_of_an_earlier_prompt_is_not_read_again(case: Case) -> None:
+@pytest.mark.parametrize("retained", [512, 0], ids=["retained", "saved"])
+def test_image_of_an_earlier_prompt_is_not_read_again(
+    case: Case, retained: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conch.backends.engines.llamacpp.decoder.RETAINED", retained)
     wanted = case.helper.greedy((TEXTS[0], TEXTS[1] * 8), case.contents[:1])
     with case.opened() as engine:
         for id, texts in ((1, (TEXTS[0], TEXTS[1] * 7)), (2, (TEXTS[0], TEXTS[1] * 8))):
@@ -185,6 +189,9 @@ def test_image_of_an_earlier_prompt_is_not_read_again(case: Case) -> None:
         # With positions of several numbers, a sequence cannot be cut within an image, and it is read again.
         hits = engine.usage().prefix_hits
         assert hits > places + 32 if case.model == demo() else hits == 0
+        text = EngineRequest(3, case.prompt((TEXTS[1] * 8,), ()), SamplingParams(temperature=0, max_tokens=NEW_TOKENS))
+        first, second = (tokens(finished_by_id(engine, text)[3]) for _ in range(2))
+        assert first == second and engine.usage().prefix_hits > hits
 
 
 def test_prompt_without_a_whole_image_or_that_ends_with_one_is_refused(case: Case) -> None:

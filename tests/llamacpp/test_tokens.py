@@ -92,16 +92,20 @@ def test_greedy_tokens_alone_are_those_of_llama_cpp(
             assert greedy(engine, [prompt])[0] == best(logits)
 
 
+def assert_same_but_for_ties(completion: list[int], expected: list[Any]) -> None:
+    for token, logits in zip(completion, expected, strict=True):
+        if token != logits.argmax():
+            assert logits.max() - logits[token] < TIE
+            return  # what follows continues another text
+
+
 @pytest.mark.parametrize("kv_unified", ["true", "false"])
 def test_greedy_tokens_in_a_busy_batch_are_those_of_llama_cpp_but_for_ties(
     path: Path, prompts: list[list[int]], expected: list[list[Any]], kv_unified: str
 ) -> None:
     with opened(path, max_sequences=8, arguments={"kv_unified": kv_unified}) as engine:
         for id, completion in greedy(engine, prompts).items():
-            for token, logits in zip(completion, expected[id], strict=True):
-                if token != logits.argmax():
-                    assert logits.max() - logits[token] < TIE
-                    break  # what follows continues another text
+            assert_same_but_for_ties(completion, expected[id])
 
 
 @pytest.mark.parametrize("speculative", ["ngram", "draft_model"])
@@ -111,10 +115,7 @@ def test_greedy_tokens_with_proposals_are_those_of_llama_cpp_but_for_ties(
     draft = path if speculative == "draft_model" else None
     with opened(path, speculative=speculative, draft=draft) as engine:
         for id, completion in greedy(engine, prompts).items():
-            for token, logits in zip(completion, expected[id], strict=True):
-                if token != logits.argmax():
-                    assert logits.max() - logits[token] < TIE
-                    break  # what follows continues another text
+            assert_same_but_for_ties(completion, expected[id])
 
 
 def test_log_probabilities_are_those_of_llama_cpp(
@@ -188,6 +189,22 @@ def test_prefix_is_reused_and_gives_the_same_tokens(path: Path, prompts: list[li
         branch = [*prompt[: len(prompt) // 2], *prompts[0]]
         assert greedy(engine, [branch, prompt])[1] == without
     assert first == second == without
+
+
+def test_saved_prefix_gives_the_same_tokens(
+    path: Path, prompts: list[list[int]], expected: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conch.backends.engines.llamacpp.decoder.RETAINED", 0)
+    with opened(path, max_sequences=8) as engine:
+        for prompt in prompts:
+            greedy(engine, [prompt])
+        hits = engine.usage().prefix_hits
+        # Sequences that start and end at other times leave gaps in the cache, into which the saved tokens go.
+        completions = greedy(engine, [*prompts, prompts[-1]])
+        assert engine.usage().prefix_hits - hits >= 2 * (len(prompts[-1]) // 32 * 32)
+        assert greedy(engine, [prompts[-1]])[0] == best(expected[-1])
+    for completion, logits in zip(completions.values(), [*expected, expected[-1]], strict=True):
+        assert_same_but_for_ties(completion, logits)
 
 
 def test_cancelled_request_does_not_change_the_others(prompts: list[list[int]]) -> None:

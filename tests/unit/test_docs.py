@@ -109,7 +109,7 @@ def test_every_parameter_that_is_read_is_declared_and_every_declared_one_is_read
         "lora_modules", "lora_folders",  # by ``Options.adapters`` and ``adapter_folders``
         "max_candidate_labels", "max_media", "media_cache_bytes",  # by ``Options.positive``
         "aggregation_strategy",  # by its constant
-        "n_gpu_layers", "n_ubatch", "type_k", "type_v", "flash_attn", "kv_unified",  # by ``library_arguments``
+        "n_gpu_layers", "n_ubatch", "type_k", "type_v", "flash_attn", "kv_unified", "cache_ram",  # by ``Arguments``
         "mmproj",  # by ``Checkpoint``
     }  # fmt: skip
 

@@ -55,6 +55,14 @@ class Chunk:
     media: Sequence[MediaSpan] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedTokens:
+    """A copy of the tokens of a slot outside the KV cache, ``size`` bytes large; ``content`` belongs to the decoder."""
+
+    size: int
+    content: Any
+
+
 class Decoder(ABC):
     """A network and the memory of its KV cache.
 
@@ -64,8 +72,9 @@ class Decoder(ABC):
     ``precision`` is the data type of the computation for display. ``rewinds`` is whether a sequence can be shortened
     and its beginning shared; a network with a recurrent state cannot do either. ``retained_tokens`` is the maximum
     number of tokens of ended sequences in the cache, for a decoder whose steps take longer with more of them (None: as
-    many as there is room for). ``adapters`` are the names of LoRA adapters. ``preparer`` prepares images and
-    recordings, and ``shares_media`` is whether a sequence can be shortened within them. ``warnings`` are for the log.
+    many as there is room for), and ``saved_bytes`` the maximum size of those that are saved outside the cache (0: the
+    decoder saves none). ``adapters`` are the names of LoRA adapters. ``preparer`` prepares images and recordings, and
+    ``shares_media`` is whether a sequence can be shortened within them. ``warnings`` are for the log.
     """
 
     block_tokens: ClassVar[int] = 32
@@ -78,6 +87,7 @@ class Decoder(ABC):
     precision: str = ""
     rewinds: bool = True
     retained_tokens: int | None = None
+    saved_bytes: int = 0
     adapters: tuple[str, ...] = ()
     loads_adapters: ClassVar[bool] = False
     preparer: MediaPreparer | None = None
@@ -118,6 +128,14 @@ class Decoder(ABC):
     @abstractmethod
     def truncate(self, slot: int, tokens: int) -> None:
         """Keep only the first ``tokens`` tokens of a slot; 0 frees the slot."""
+
+    def save(self, slot: int) -> SavedTokens | None:
+        """Return a copy of the tokens of a slot for :meth:`restore`; None if that is not possible."""
+        raise NotImplementedError
+
+    def restore(self, slot: int, saved: SavedTokens, blocks: Sequence[int]) -> bool:
+        """Copy saved tokens to an unused slot, which has ``blocks``; returns False if the decoder has no room."""
+        raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027 (most decoders hold nothing but memory)
         """Free all resources."""

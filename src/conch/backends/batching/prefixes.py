@@ -50,7 +50,7 @@ class PrefixIndex:
         return self._ends[slot][1] if slot in self._ends else 0
 
     def find(self, key: str, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return a slot with the longest common beginning and its length, which is less than that of ``tokens``.
+        """Return the highest slot with the longest common beginning and its length, less than that of ``tokens``.
 
         The length is 0 if no slot begins with the first unit of ``tokens``.
         """
@@ -60,7 +60,22 @@ class PrefixIndex:
             if child is None:
                 break
             node, end = child, end + self.unit
-        return (next(iter(node.slots)), end) if node is not None and end else (-1, 0)
+        return (max(node.slots), end) if node is not None and end else (-1, 0)
+
+    def move(self, slot: int, target: int) -> list[int]:
+        """Record the tokens of ``slot`` for ``target`` instead.
+
+        Returns the others that have all or some of these tokens, and no more.
+        """
+        self._ends[target] = self._ends.pop(slot)
+        node = self._ends[target][0]
+        covered: list[int] = []
+        while node.parent is not None:
+            node.slots.remove(slot)
+            covered += [other for other in node.slots if self._ends[other][0] is node]
+            node.slots.add(target)
+            node = node.parent
+        return covered
 
     def repeated(self, slot: int) -> bool:
         """Whether another slot begins with all recorded tokens of this slot."""

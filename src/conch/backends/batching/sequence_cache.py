@@ -2,15 +2,17 @@
 
 When a sequence ends or is preempted, its slot is retained with the tokens that the cache holds. A later prompt with the
 same beginning shares these tokens instead of computing them. Retained slots are shortened from the end, the least
-recently used first, as soon as a running sequence needs their blocks or they exceed the decoder's limit.
+recently used first, as soon as a running sequence needs their blocks or they exceed the decoder's limit. A decoder that
+saves tokens keeps a copy of a retained slot outside the cache instead, and a later prompt gets it back.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import count
 
-from conch.backends.batching.decoder import Decoder
+from conch.backends.batching.decoder import Decoder, SavedTokens
 from conch.backends.batching.kv_blocks import KvBlocks
 from conch.backends.batching.prefixes import PrefixIndex
 
@@ -31,6 +33,10 @@ class SequenceCache:
         self._free_slots = list(range(decoder.slots - 1, -1, -1))
         self._prefixes = PrefixIndex(unit)
         self._retained: OrderedDict[int, None] = OrderedDict()  # the least recently used slot first
+        # By negative numbers, which the index has in place of slots; the least recently used first.
+        self._saved: OrderedDict[int, SavedTokens] = OrderedDict()
+        self._saved_bytes = 0
+        self._saved_numbers = count(-2, -1)
 
     @property
     def running_tokens(self) -> int:
@@ -57,6 +63,10 @@ class SequenceCache:
         blocks.
         """
         source, known = self._prefixes.find(key, shareable)
+        if source in self._saved:
+            if blocks > self._blocks.count - self._blocks.pinned:
+                return None
+            source, known = self._restore(source, key, shareable[:known])
         reused = known // self._blocks.size
         available = self._blocks.count - self._blocks.pinned - self._blocks.unpinned(source, known)
         if blocks - reused > available:
@@ -115,9 +125,11 @@ class SequenceCache:
         self._decoder.truncate(slot, tokens)
 
     def clear(self) -> None:
-        """Free all retained slots."""
+        """Free all retained slots, and forget what was saved."""
         while self._retained:
             self.free(self._retained.popitem()[0])
+        while self._saved:
+            self._forget(next(iter(self._saved)))
 
     def _take_slot(self, source: int = -1, known: int = 0) -> int:
         """Return an unused slot, or ``source`` if it is retained and would lose nothing, or is the only choice."""
@@ -127,7 +139,7 @@ class SequenceCache:
             self._blocks.resume(source)
             return source
         if not self._free_slots:
-            self.free(self._retained.popitem(last=False)[0])
+            self._evict()
         return self._free_slots.pop()
 
     def _others(self, source: int) -> bool:
@@ -135,7 +147,7 @@ class SequenceCache:
         return bool(self._free_slots) or len(self._retained) > 1
 
     def _make_room(self, blocks: int) -> bool:
-        """Shorten retained sequences until ``blocks`` blocks are free; returns False if that is not possible."""
+        """Shorten or evict retained slots until ``blocks`` blocks are free; returns False if that is not possible."""
         cache = self._blocks
         if blocks > cache.count - cache.pinned:
             return False
@@ -143,9 +155,43 @@ class SequenceCache:
             slot = next(iter(self._retained))
             held = len(cache.blocks(slot)) - (blocks - cache.free)
             kept = max(held, 0) * cache.size // self._prefixes.unit * self._prefixes.unit
-            if kept:
+            if kept and not self._decoder.saved_bytes:
                 self.shorten(slot, kept)
             else:
-                del self._retained[slot]
-                self.free(slot)
+                self._evict()
         return True
+
+    def _evict(self) -> None:
+        """Free the least recently used retained slot; its tokens are saved if the decoder can."""
+        slot = self._retained.popitem(last=False)[0]
+        if self._decoder.saved_bytes and not self._prefixes.repeated(slot) and (saved := self._decoder.save(slot)):
+            number = next(self._saved_numbers)
+            for covered in self._prefixes.move(slot, number):
+                if covered in self._saved:
+                    self._forget(covered)
+            self._saved[number] = saved
+            self._saved_bytes += saved.size
+            while self._saved_bytes > self._decoder.saved_bytes:
+                self._forget(next(iter(self._saved)))
+        self.free(slot)
+
+    def _restore(self, number: int, key: str, tokens: Sequence[int]) -> tuple[int, int]:
+        """Copy ``tokens``, the beginning of those saved under a number, to a retained slot.
+
+        Returns the slot and the number of its tokens, or (-1, 0) if there is no room.
+        """
+        saved, length = self._saved[number], self._prefixes.length(number)
+        self._saved.move_to_end(number)
+        slot = self._take_slot()
+        if not self.grow(slot, length) or not self._decoder.restore(slot, saved, self._blocks.blocks(slot)):
+            self.free(slot)
+            return -1, 0
+        self._prefixes.extend(slot, key, tokens, len(tokens))
+        self.shorten(slot, len(tokens))
+        self._blocks.retain(slot)
+        self._retained[slot] = None
+        return slot, len(tokens)
+
+    def _forget(self, number: int) -> None:
+        self._saved_bytes -= self._saved.pop(number).size
+        self._prefixes.truncate(number, 0)

@@ -254,18 +254,13 @@ class GenerationEngine(ABC):
         """Free all resources; called when no request is in flight."""
 
 
-def heads_and_layers(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the numbers of attention heads and of layers in the configuration of a text model, 1 if unknown."""
-    heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
-    return heads, int(config.get("num_hidden_layers") or config.get("n_layer") or 1)
-
-
 def kv_token_bytes(config: Mapping[str, Any], value_bytes: int) -> int:
     """Return the size of a token's keys and values in all layers (bytes), with ``value_bytes`` per number.
 
     ``config`` is that of a text model. Without ``num_key_value_heads``, as many key heads as query heads are assumed.
     """
-    heads, layers = heads_and_layers(config)
+    heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
+    layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 1)
     hidden = int(config.get("hidden_size") or config.get("n_embd") or heads)
     size = int(config.get("head_dim") or hidden // heads)
     return layers * int(config.get("num_key_value_heads") or heads) * size * 2 * value_bytes

@@ -35,6 +35,12 @@ LLAMACPP_PARAMETERS: Final = (
         "kv_unified", "`true`, `false`", "`true`", "engine `llamacpp`: whether all sequences share the whole KV cache"
     ),
     Parameter(
+        "cache_ram",
+        "MiB",
+        "the size of the KV cache",
+        "engine `llamacpp`: memory for the tokens of ended sequences that the KV cache has no room for",
+    ),
+    Parameter(
         "mmproj",
         "file",
         "`*mmproj*.gguf` beside the only model in a folder",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -310,6 +311,41 @@ def test_decoder_limits_the_tokens_of_ended_sequences() -> None:
     assert engine.usage().prefix_hits - before == 16
     run(engine, request(5, [3, *PROMPT[:16]], max_tokens=1))  # the first is not
     assert engine.usage().prefix_hits - before == 16
+
+
+def test_tokens_beyond_the_limit_are_saved_and_restored() -> None:
+    decoder = FakeDecoder(blocks=24)
+    decoder.retained_tokens, decoder.saved_bytes = 2 * decoder.block_tokens, 100
+    engine = batcher(decoder)
+    conversations = [[token, *PROMPT[:15]] for token in (3, 4, 5)]
+    for turn, hits in enumerate((0, 3 * 20)):
+        before = engine.usage().prefix_hits
+        for id, conversation in enumerate(conversations):
+            engine_request = request(id, conversation, max_tokens=5, ignore_eos=True)
+            [tokens] = run(engine, engine_request)[id]
+            assert [tokens] == expected(engine_request, decoder.vocabulary)
+            conversations[id] = [*conversation, *tokens, 6]
+        assert decoder.lengths == {}
+        assert engine.usage().prefix_hits - before == hits, turn
+    # A part of what was saved, for two at the same time.
+    requests = [request(id, [*conversations[2][:13], 7], max_tokens=3) for id in range(2)]
+    assert run(engine, *requests) == {each.id: expected(each, decoder.vocabulary) for each in requests}
+    assert engine.usage().prefix_hits == 3 * 20 + 2 * 12
+    engine.forget()
+    run(engine, request(0, conversations[2], max_tokens=1))
+    assert engine.usage().prefix_hits == 0
+
+
+def test_saved_tokens_are_bounded_and_the_least_recently_used_is_forgotten_first() -> None:
+    decoder = FakeDecoder()
+    decoder.retained_tokens, decoder.saved_bytes = 0, 2 * 16
+    engine = batcher(decoder)
+    prompts = [[token, *PROMPT[:16]] for token in (3, 4, 5)]
+    hits = [0]
+    for id in (0, 1, 0, 2, 0, 1):
+        run(engine, request(id, prompts[id], max_tokens=1))
+        hits.append(engine.usage().prefix_hits)
+    assert [after - before for before, after in pairwise(hits)] == [0, 0, 16, 0, 16, 0]
 
 
 def test_prefixes_are_not_kept_by_a_decoder_that_cannot_rewind() -> None:

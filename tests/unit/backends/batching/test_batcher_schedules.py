@@ -36,6 +36,9 @@ def test_tokens_are_those_of_the_request_alone(seed: int) -> None:
         adapters=adapters,
         seconds=lambda chunks: sum(len(chunk.tokens) for chunk in chunks) * 0.001 + 0.003,
     )
+    if chance.random() < 0.5:
+        decoder.retained_tokens = chance.choice((0, 8, 40))
+        decoder.saved_bytes = chance.choice((0, 30, 100, 1000))
     speculative = chance.choice(("", "", "ngram", "draft_model")) if decoder.rewinds else ""
     draft = None
     if speculative == "draft_model":

@@ -6,7 +6,8 @@ batcher therefore only count: sequences never need more cells than their blocks 
 The order in which attention adds up tokens follows from their cells. If results must not depend on other sequences,
 or if ``kv_unified`` is false, each slot has a separate part of the cache, which it fills from the start. In a
 shared cache, attention also passes over the cells of other sequences, which takes time: with 12,000 cells of ended
-sequences, a token of SmolLM2-135M takes 1.8 times as long. Therefore the number of these cells is limited.
+sequences, a token of SmolLM2-135M takes 1.8 times as long. Therefore the number of these cells is limited, and the
+tokens of further sequences are copied to memory outside the cache.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from conch.backends.batching.decoder import Chunk, Decoder, Logits, MediaSpan
+from conch.backends.batching.decoder import Chunk, Decoder, Logits, MediaSpan, SavedTokens
 from conch.backends.engines.llamacpp.library import CACHE_TYPES, Arguments, LlamaLibrary, library
 from conch.backends.engines.llamacpp.lora import gguf_adapter
 from conch.backends.engines.llamacpp.projector import Projector
-from conch.backends.generation.engine import EngineSpec, heads_and_layers, kv_token_bytes
+from conch.backends.generation.engine import EngineSpec, kv_token_bytes
 from conch.backends.generation.lora import LoraWeights
 from conch.backends.generation.media import MediaItem
 from conch.checkpoints.gguf import ADAPTED, GgufFile, llamacpp_problem, type_name
@@ -40,12 +41,8 @@ BATCHED: Final = 512
 SEQUENCES: Final = 32
 TOKENS_EACH: Final = 4096
 PART_OF_MEMORY: Final = 8
-#: A shared cache keeps as many tokens of ended sequences as add ``RETAINED_COST`` to the duration of a step, but at
-#: least ``RETAINED``. A head's attention to a cell takes as long as reading ``_CELL_BYTES`` bytes of weights (measured
-#: with SmolLM2-135M in Q4_1 on AVX2).
-RETAINED_COST: Final = 0.1
+#: The maximum number of tokens of ended sequences in a shared cache.
 RETAINED: Final = 512
-_CELL_BYTES: Final = 25
 #: llama.cpp's sizes of caches are multiples of this (tokens).
 _CELLS: Final = 256
 #: The status of ``llama_decode`` for a full cache, and llama.cpp's split mode for one GPU.
@@ -81,7 +78,7 @@ class LlamaDecoder(Decoder):
         if sequences > most:
             raise invalid(f"parameter 'max_num_seqs' is {sequences}; llama.cpp has at most {most} sequences")
         self._separate = not arguments.kv_unified
-        self.retained_tokens = None if self._separate else _retained_tokens(spec, gguf)
+        self.retained_tokens = None if self._separate else RETAINED
         # Every slot of a recurrent model has its own memory; the slots of other models only share the cache.
         self.slots = most if self.rewinds and not self._separate else sequences
         context = spec.context or int(module.llama_model_n_ctx_train(self._model))
@@ -97,12 +94,15 @@ class LlamaDecoder(Decoder):
         cells = int(module.llama_n_ctx(self._context))
         self.blocks = cells // self.block_tokens
         self.context = min(context, self.blocks * self.block_tokens)
+        if self.rewinds and not self._separate:
+            default = cells * self.token_bytes
+            self.saved_bytes = default if arguments.cache_ram is None else arguments.cache_ram << 20
         cache = " and ".join(dict.fromkeys((arguments.type_k, arguments.type_v)))
         self.precision = weights_type(gguf) + ("" if recurrent else f" (KV cache {cache})")
         self._batch = LlamaBatch.of(module, self.batched_tokens)
         self._projector = self._open_projector(spec, arguments)
-        # By slot: the ends of spans with fewer positions than tokens, and the differences.
-        self._saved: dict[int, list[tuple[int, int]]] = {}
+        # By slot: the ends of spans with more tokens than positions, and the differences.
+        self._surplus: dict[int, list[tuple[int, int]]] = {}
         self._adapters = {name: self._load_adapter(path) for name, path in spec.adapters.items()}
         self._adapter = ""
         self.adapters = tuple(self._adapters)
@@ -128,16 +128,34 @@ class LlamaDecoder(Decoder):
 
     def share(self, source: int, target: int, tokens: int, copied: tuple[int, int] | None) -> None:
         self._llama.module.llama_memory_seq_cp(self._memory, source, target, -1, -1)
-        if source in self._saved:
-            self._saved[target] = list(self._saved[source])
+        if source in self._surplus:
+            self._surplus[target] = list(self._surplus[source])
         self.truncate(target, tokens)
 
     def truncate(self, slot: int, tokens: int) -> None:
         position = self._position(slot, tokens)
-        if slot in self._saved:
-            self._saved[slot] = [(end, saved) for end, saved in self._saved[slot] if end <= tokens]
+        if slot in self._surplus:
+            self._surplus[slot] = [(end, saved) for end, saved in self._surplus[slot] if end <= tokens]
         if not self._llama.module.llama_memory_seq_rm(self._memory, slot, position, -1):
             raise internal(f"llama.cpp cannot shorten a sequence to {tokens} tokens")
+
+    def save(self, slot: int) -> SavedTokens | None:
+        module = self._llama.module
+        size = int(module.llama_state_seq_get_size(self._context, slot))
+        if size > self.saved_bytes:
+            return None
+        data = np.empty(size, np.uint8)
+        if module.llama_state_seq_get_data(self._context, _address(data), size, slot) != size:
+            return None
+        return SavedTokens(size, (data, self._surplus.get(slot, [])))
+
+    def restore(self, slot: int, saved: SavedTokens, blocks: Sequence[int]) -> bool:
+        data, surplus = saved.content
+        if not self._llama.module.llama_state_seq_set_data(self._context, _address(data), saved.size, slot):
+            return False
+        if surplus:
+            self._surplus[slot] = list(surplus)
+        return True
 
     def media_spans(self, prompt: Sequence[int], items: Sequence[MediaItem]) -> list[MediaSpan]:
         assert self._projector is not None
@@ -181,7 +199,7 @@ class LlamaDecoder(Decoder):
 
     def _position(self, slot: int, tokens: int) -> int:
         """Return the position of the token after the first ``tokens`` tokens of a slot."""
-        return tokens - sum(saved for end, saved in self._saved.get(slot, ()) if end <= tokens)
+        return tokens - sum(saved for end, saved in self._surplus.get(slot, ()) if end <= tokens)
 
     def _read_media(self, projector: Projector, chunk: Chunk) -> Chunk:
         """Read a chunk up to its last image or recording; returns the rest, which starts at its position."""
@@ -209,7 +227,7 @@ class LlamaDecoder(Decoder):
         if span.content.whole:
             module.llama_set_causal_attn(self._context, True)
         if saved := len(vectors) - span.positions:
-            self._saved.setdefault(slot, []).append((span.end, saved))
+            self._surplus.setdefault(slot, []).append((span.end, saved))
 
     def attach_adapter(self, key: str, adapter: LoraWeights) -> None:
         architecture = self._gguf.text("general.architecture")
@@ -371,17 +389,14 @@ def open_context(
     return llama.checked(what, lambda: module.llama_init_from_model(model, parameters))
 
 
+def _address(data: npt.NDArray[np.uint8]) -> Any:
+    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
 def _token_bytes(spec: EngineSpec, arguments: Arguments) -> int:
     """Return the size of a token in the KV cache (bytes)."""
     numbers = kv_token_bytes(spec.config, 1) / 2
     return round(numbers * (CACHE_TYPES[arguments.type_k][1] + CACHE_TYPES[arguments.type_v][1]))
-
-
-def _retained_tokens(spec: EngineSpec, gguf: GgufFile) -> int:
-    """Return the maximum number of tokens of ended sequences in a shared cache."""
-    heads, layers = heads_and_layers(spec.config)
-    weights = sum(tensor.size for tensor in gguf.tensors.values())
-    return max(RETAINED, int(RETAINED_COST * weights / (heads * layers * _CELL_BYTES)))
 
 
 def _cells(spec: EngineSpec, token_bytes: int, sequences: int, context: int) -> int:

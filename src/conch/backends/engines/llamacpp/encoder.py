@@ -97,7 +97,7 @@ class LlamaEncoder:
         """
         if spec.gguf is None:
             raise invalid(f"engine 'llamacpp' needs a GGUF file: {spec.directory} has none")
-        for name in ("kv_unified", "n_ubatch"):
+        for name in ("kv_unified", "n_ubatch", "cache_ram"):
             if name in spec.arguments:
                 raise invalid(f"parameter '{name}' is for generated text: all tokens of a batch are computed at once")
         self._llama = library()

@@ -45,7 +45,8 @@ class Arguments:
 
     ``n_gpu_layers`` is the number of layers on the GPU (-1: all), ``n_ubatch`` the number of tokens that are computed
     at once (0: the default), ``type_k`` and ``type_v`` are the types of the KV cache, and ``flash_attn`` is a value of
-    ``llama_flash_attn_type``. Without ``kv_unified``, each sequence has an equal part of the KV cache.
+    ``llama_flash_attn_type``. Without ``kv_unified``, each sequence has an equal part of the KV cache. ``cache_ram`` is
+    the memory for tokens of ended sequences outside the cache (MiB; None: the size of the cache).
     """
 
     n_gpu_layers: int
@@ -54,6 +55,7 @@ class Arguments:
     type_v: str
     flash_attn: int
     kv_unified: bool
+    cache_ram: int | None
 
     @classmethod
     def of(cls, spec: EngineSpec) -> Arguments:
@@ -63,6 +65,9 @@ class Arguments:
         if layers and spec.device == "cpu":
             raise invalid(f"n_gpu_layers is {layers}, but the instance runs on the CPU: set its kind to KIND_GPU")
         cache = _CACHE_OF_DTYPE[spec.dtype]
+        saved = _integer(given, "cache_ram", 0) if "cache_ram" in given else None
+        if saved is not None and saved < 0:
+            raise invalid(f"parameter 'cache_ram' is {saved}; it must be at least 0 (MiB)")
         return cls(
             layers,
             _integer(given, "n_ubatch", 0),
@@ -70,6 +75,7 @@ class Arguments:
             _choice(given, "type_v", cache, CACHE_TYPES),
             _FLASH_ATTENTION[_choice(given, "flash_attn", "auto", _FLASH_ATTENTION)],
             _FLAGS[_choice(given, "kv_unified", "true", _FLAGS)] and not spec.batch_invariant,
+            saved,
         )
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,17 +120,33 @@ def test_slots_share_a_beginning_and_are_shortened(tmp_path: Path) -> None:
     assert best(decoder.run([Chunk(1, 0, [8])])) == [8]
 
 
+def test_tokens_of_a_slot_are_saved_and_restored(tmp_path: Path) -> None:
+    decoder = LlamaDecoder(spec(tmp_path, cache_tokens=512))
+    decoder.run([Chunk(0, 0, [1, 2, 3])])
+    saved = decoder.save(0)
+    assert saved is not None
+    decoder.truncate(0, 0)
+    assert decoder.restore(5, saved, [])
+    assert best(decoder.run([Chunk(5, 3, [4])])) == [10]
+    decoder.run([Chunk(0, 0, [1] * 508)])
+    assert not decoder.restore(1, saved, [])
+
+
 @pytest.mark.parametrize(
-    "config", [CONFIG, {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2}], ids=["llama", "gpt2"]
+    ("arguments", "size"),
+    [({}, 512 * 256), ({"cache_ram": 3}, 3 << 20), ({"cache_ram": "0"}, 0), ({"kv_unified": "false"}, 0)],
 )
-def test_tokens_of_ended_sequences_add_a_tenth_to_the_reading_of_the_weights(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
-    given = spec(tmp_path)
-    assert given.gguf is not None
-    weights = {"w": TensorInfo("w", (1_000_000,), F32, 0, 4_000_000)}
-    given = replace(given, config=config, gguf=GgufFile(given.gguf.path, 3, METADATA, weights))
-    assert LlamaDecoder(given).retained_tokens == 4_000_000 // 10 // (4 * 2 * 25)
+def test_saved_tokens_have_a_limit(tmp_path: Path, arguments: dict[str, Any], size: int) -> None:
+    decoder = LlamaDecoder(spec(tmp_path, cache_tokens=512, max_sequences=1, arguments=arguments))
+    assert (decoder.token_bytes, decoder.saved_bytes) == (256, size)
+    decoder.saved_bytes = 2
+    decoder.run([Chunk(0, 0, [1, 2, 3])])
+    assert decoder.save(0) is None
+
+
+def test_a_negative_memory_for_saved_tokens_is_refused(tmp_path: Path) -> None:
+    refused = refusal(tmp_path, arguments={"cache_ram": -1})
+    assert refused.message == "parameter 'cache_ram' is -1; it must be at least 0 (MiB)"
 
 
 def test_limits_are_those_of_the_file_the_library_and_the_parameters(tmp_path: Path) -> None:
