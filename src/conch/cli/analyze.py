@@ -292,8 +292,8 @@ def analyze_command() -> None:
 
     \b
     conch analyze profile -m models --profile-models minilm --constraint "p99<100ms"
-    conch analyze report --constraint "p99<50ms"     the same measurements under other goals
-    conch analyze apply                              the best configuration into the repository
+    conch analyze report --constraint "p99<50ms"     rank the measurements by other goals
+    conch analyze apply                              write the best configuration into the repository
     """
 
 

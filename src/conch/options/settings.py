@@ -52,7 +52,7 @@ option = partial(declaration.option, switch=False)
 
 
 def _ignored(default: Any = "", read: Reader | None = None) -> Any:
-    help = "For tritonserver's command lines."
+    help = "No effect; for command lines of tritonserver."
     return option(default, "Accepted, without effect", help, read=read, no_effect=_TRITONS)
 
 
@@ -99,17 +99,18 @@ class Settings:
         "", "Models", "Directory of Python-based backends, searched before the server's own."
     )
     backend_config: tuple[Setting, ...] = option(
-        (), "Models", "[<backend>,]<setting>=<value>; repeatable.", read=triton_values.setting("backend name")
+        (), "Models", "Setting of a backend, or of all: [<backend>,]<setting>=<value>; repeatable.",
+        read=triton_values.setting("backend name"),
     )
     cache_config: tuple[Setting, ...] = option(
-        (), "Models", "<cache>,<setting>=<value> of local or redis, such as local,size=1000000; repeatable.",
+        (), "Models", "Setting of the cache local or redis, such as local,size=1000000; repeatable.",
         read=triton_values.setting("cache name", scope_needed=True),
     )
     rate_limit: RateLimit = option(
         "off", "Models", "Choose the next instance by resources and priorities (execution_count), or not at all (off)."
     )
     rate_limit_resource: tuple[Resource, ...] = option(
-        (), "Models", "<name>:<count>[:<device>] of a resource that instances share; repeatable.",
+        (), "Models", "Resource that instances share: <name>:<count>[:<device>]; repeatable.",
         read=triton_values.resource,
     )
 
@@ -125,8 +126,8 @@ class Settings:
     max_load_waiting: Count = option(
         10_000, "Load on demand", "Maximum number of requests that wait for models to load."
     )
-    max_load_waiting_per_model: Count = option(1_000, "Load on demand", "Maximum number of these requests "
-                                                                        "for one model.")
+    max_load_waiting_per_model: Count = option(1_000, "Load on demand", "Maximum number of requests that wait "
+                                                                        "for one model to load.")
 
     id: str = option("triton", "Server", "Name of this server in its metadata.")
     exit_timeout_secs: Number = option(
@@ -155,7 +156,7 @@ class Settings:
         30, "Server", "Timeout in seconds for receiving the head of a request; 0 for no limit."
     )
     body_timeout_secs: Number = option(
-        60, "Server", "Timeout in seconds for its body, plus one second per 16 KiB; 0 for no limit."
+        60, "Server", "Timeout in seconds for receiving a body, plus one second per 16 KiB; 0 for no limit."
     )
     unread_timeout_secs: Number = option(
         60, "Server", "Timeout in seconds for a client to read a response, plus one second per 16 KiB; 0 "
@@ -199,7 +200,8 @@ class Settings:
         "", "HTTP", "Regular expression for the headers to forward as parameters.", read=triton_values.pattern
     )
     http_restricted_api: tuple[Restriction, ...] = option(
-        (), "HTTP", "<api>,...:<header>=<value>; repeatable.", read=triton_values.restriction("api")
+        (), "HTTP", "APIs that require a header: <api>,...:<header>=<value>; repeatable.",
+        read=triton_values.restriction("api"),
     )
     api_key_file: FileName = option(
         "", "HTTP", "File of API keys, <name>=<key> per line; clients of HTTP, OpenAI and gRPC must send one of them; "
@@ -227,7 +229,7 @@ class Settings:
     response_store_bytes: Number = option(
         64 << 20, "HTTP", "Memory for stored responses of /v1/responses, in bytes; 0 stores none."
     )
-    response_store_secs: Count = option(3600, "HTTP", "Seconds for which these responses are stored.")
+    response_store_secs: Count = option(3600, "HTTP", "Seconds for which responses of /v1/responses are stored.")
 
     allowed_media_domains: tuple[str, ...] = option(
         (), "HTTP", "Host, or <host>:<port>, from which images in chats may be fetched over http and https; repeatable."
@@ -247,7 +249,8 @@ class Settings:
         "", "gRPC", "Regular expression for the metadata to forward as parameters.", read=triton_values.pattern
     )
     grpc_restricted_protocol: tuple[Restriction, ...] = option(
-        (), "gRPC", "<protocol>,...:<key>=<value>; repeatable.", read=triton_values.restriction("protocol")
+        (), "gRPC", "APIs that require metadata: <protocol>,...:<key>=<value>; repeatable.",
+        read=triton_values.restriction("protocol"),
     )
     grpc_use_ssl: bool = option(False, "gRPC", "Use TLS with the server's certificate and key.")
     grpc_use_ssl_mutual: bool = option(False, "gRPC", "Require client certificates.")
@@ -270,7 +273,7 @@ class Settings:
     )
     grpc_max_connection_age: Number = option(0, "gRPC", "Maximum age of a connection in milliseconds; 0 for no limit.")
     grpc_max_connection_age_grace: Number = option(
-        0, "gRPC", "Milliseconds for its last calls to complete; 0 for no limit."
+        0, "gRPC", "Milliseconds for calls on such a connection to complete; 0 for no limit."
     )
 
     platform_address: str = option(
@@ -292,9 +295,10 @@ class Settings:
     allow_metrics: bool = option(True, "Metrics", "Serve metrics.")
     metrics_address: str = option("", "Metrics", "Address to listen on; that of HTTP by default.")
     metrics_port: Port = option(8002, "Metrics", "Port to listen on; 0 selects a free port.", common=True)
-    metrics_interval_ms: float = option(2000.0, "Metrics", "Milliseconds between measurements of CPU and GPU.")
+    metrics_interval_ms: float = option(2000.0, "Metrics", "Milliseconds between measurements of the CPU and the GPUs.")
     metrics_config: tuple[Setting, ...] = option(
-        (), "Metrics", "<setting>=<value>: {counter,summary,histogram}_latencies, summary_quantiles; repeatable.",
+        (), "Metrics",
+        "counter_latencies, summary_latencies or histogram_latencies=<bool>, summary_quantiles=<values>; repeatable.",
         read=triton_values.metrics_setting,
     )
     allow_gpu_metrics: bool = option(True, "Metrics", "Report GPU metrics.")
@@ -308,7 +312,8 @@ class Settings:
     log_format: LogFormat = option("default", "Logging", "Format of the start of each line; json: a line per event.")
     log_file: FileName = option("", "Logging", "File to append to, instead of standard error.")
     trace_config: tuple[Setting, ...] = option(
-        (), "Logging", "[triton|opentelemetry,]<setting>=<value>, such as level=TIMESTAMPS; repeatable.",
+        (), "Logging",
+        "Setting of traces: [triton|opentelemetry,]<setting>=<value>, such as level=TIMESTAMPS; repeatable.",
         read=triton_values.trace_setting,
     )
 

@@ -102,7 +102,7 @@ def _one_of(names: Sequence[str]) -> Reader:
         for name in (text, text.lower()):
             if name in names:
                 return name
-        raise bad_option(flag, f"'{text}' is not one of its values: {', '.join(names)}")
+        raise bad_option(flag, f"invalid argument for --{flag}: '{text}'; its values are {', '.join(names)}")
 
     return parse
 

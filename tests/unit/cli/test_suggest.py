@@ -68,7 +68,7 @@ def test_a_value_that_an_option_does_not_take_is_answered_with_those_that_it_doe
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["serve", "--model-control-mode=watch"]) == 1
-    assert "'watch' is not one of its values: none, poll, explicit" in capsys.readouterr().err
+    assert "'watch'; its values are none, poll, explicit" in capsys.readouterr().err
 
 
 def test_a_checkpoint_served_as_a_repository_is_answered_with_the_command_that_serves_it(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def demo_command(chat: bool, once: bool, directory: Path, http_port: int, grpc_p
     require_packages(selection)
     require_free({"--http-port": http_port, "--grpc-port": grpc_port, "--metrics-port": metrics_port})
     repository = build(directory, selection)
-    _say(console, f"wrote {len(selection.models)} model(s) to {repository}, from packages that are installed")
+    _say(console, f"wrote the models to {repository}: {', '.join(selection.models)}")
     command = [
         *(sys.executable, "-m", "conch", "serve", f"--model-repository={repository}"),
         *(f"--http-address={HOST}", f"--http-port={http_port}", f"--grpc-address={HOST}", f"--grpc-port={grpc_port}"),

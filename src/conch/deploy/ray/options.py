@@ -91,7 +91,7 @@ class RayCommandOptions(ReplicaOptions):
     )
     address: str = option(
         "", _CLUSTER,
-        "A node of the cluster (default: RAY_ADDRESS, this machine's, or one that ends with the command).",
+        "A node of the cluster (default: RAY_ADDRESS, this machine's, or a local cluster that ends with the command).",
         metavar="HOST:PORT",
     )
     name: str = option("conch", _CLUSTER, "The application's name.", metavar="NAME")

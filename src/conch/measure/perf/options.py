@@ -18,7 +18,7 @@ _GENERAL: Final = "Model and server"
 _LOAD: Final = "Load"
 _WINDOWS: Final = "Measuring"
 _DATA: Final = "Data"
-_TEXT: Final = "Models that write text"
+_TEXT: Final = "Text generation"
 _SEQUENCES: Final = "Sequences"
 _AGAINST: Final = "Comparing two servers"
 _TLS: Final = "TLS"
@@ -41,7 +41,7 @@ class PerfOptions:
     protocol: Literal["http", "grpc", "openai"] = option("http", _GENERAL, "Protocol.", flags=("-i",))
     batch_size: Count = option(1, _GENERAL, "Inferences per request.", flags=("-b",))
     streaming: bool = option(
-        False, _GENERAL, "grpc: use ModelStreamInfer, one call per caller; openai: request a stream."
+        False, _GENERAL, "grpc: use ModelStreamInfer, one call per concurrent client; openai: request a stream."
     )
     headers: tuple[str, ...] = option(
         (), _GENERAL, "Request header, or metadata over grpc; repeatable.", flags=("-H", "--header"),
@@ -168,7 +168,7 @@ class PerfOptions:
         None, _SEQUENCES, "Correlation IDs from A up to, not including, B (default: from 1).", metavar="A:B"
     )
     num_of_sequences: Count | None = option(
-        None, _SEQUENCES, "Concurrent sequences with request rates (default: 4); otherwise one per caller."
+        None, _SEQUENCES, "Concurrent sequences with request rates (default: 4); otherwise one per concurrent client."
     )
     serial_sequences: bool = option(False, _SEQUENCES, "No effect: a sequence has one request in flight.")
     ssl_grpc_use_ssl: str = option(
