@@ -266,6 +266,9 @@ class WorkerProcess:
         except (ConchError, OSError) as error:  # no memory to share, no descriptor left
             del self._executions[self._batches]
             failure = internal(f"the request could not be passed to its worker: {error}")
+            for fields in described:
+                if "inputs" not in fields:  # the worker has prepared it
+                    self._link.send({"op": "drop", **fields})
             # Deferred, because the end of the execution makes the caller run the next batch, which may fail too.
             self._loop.call_soon(self._fail_execution, execution, failure)
 
@@ -401,12 +404,14 @@ class WorkerProcess:
             self._hung_up(internal(f"frame {op!r}: {error!r}"))
 
     def _done(self, header: dict[str, Any], unpacker: Unpacker) -> None:
-        execution = self._executions.pop(header["batch"])
+        batch = header["batch"]
+        execution = self._executions[batch]
         execution.times = tuple(header["times"])
         execution.work = header.get("work") or {}
-        error = header.get("error")
+        error = error_of(*header["error"]) if header.get("error") is not None else None
         if error is not None:
-            self._fail_execution(execution, error_of(*error))
+            del self._executions[batch]
+            self._fail_execution(execution, error)
             return
         responses = responses_of(header["responses"], unpacker, execution.requests)
         if "rescheduled" in header:
@@ -415,6 +420,7 @@ class WorkerProcess:
             execution.unfinished = [execution.requests[index] for index in header["unfinished"]]
             for request in execution.unfinished:
                 self._preparation.keep(request, self)
+        del self._executions[batch]  # a frame that could not be read ends the worker, and this execution with it
         for request in (*execution.rescheduled, *execution.unfinished):
             request.holder = self  # it may end before it runs again
             if request.finished:  # at its deadline

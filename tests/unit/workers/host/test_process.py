@@ -13,6 +13,7 @@ from weakref import ref
 import pytest
 
 from conch.core.errors import Code, ConchError
+from conch.core.tensors import WireTensor
 from conch.workers.host.execution import Execution
 from conch.workers.host.liveness import DEFAULT_WORKER_TIMEOUTS, Cause
 from conch.workers.host.process import WorkerProcess
@@ -234,10 +235,11 @@ async def test_finish_ends_with_the_worker() -> None:
 @fake_clock
 async def test_worker_that_breaks_the_protocol_is_killed(header: dict[str, Any]) -> None:
     process, child = make_process()
-    (client,) = run(process)
+    ended: list[Execution] = []
+    (client,) = run(process, on_done=ended.append)
     child.send(dict(header))
     await settle()
-    assert (child.kills, client.finals, client.errors) == (1, 1, [UNHEALTHY])
+    assert (child.kills, client.finals, client.errors, len(ended)) == (1, 1, [UNHEALTHY], 1)
 
 
 @fake_clock
@@ -293,6 +295,22 @@ async def test_request_prepared_by_another_worker_is_dropped_there() -> None:
     process.execute([client.request], ignore)
     assert [header["op"] for header in other_child.received()] == ["prepare", "drop"]
     assert "inputs" in child.received()[0]["requests"][0]
+
+
+@fake_clock
+async def test_prepared_request_is_dropped_if_its_batch_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, child = make_process()
+    prepared, large = Client(), Client({"x": WireTensor("x", "UINT8", (1 << 20,), bytes(1 << 20))})
+    process.prepare([prepared.request])
+
+    def without_descriptors() -> int:
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr("conch.workers.child.buffers.anonymous_file", without_descriptors)
+    process.execute([prepared.request, large.request], ignore)
+    await settle()
+    assert prepared.errors == large.errors == ["the request could not be passed to its worker: Too many open files"]
+    assert [header["op"] for header in child.received()] == ["prepare", "drop"]
 
 
 @fake_clock
