@@ -258,29 +258,38 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsePlan(ABC):
+class ResponseSettings:
+    """The settings of the response that a chat or completion itself contains.
+
+    ``logprobs`` is the number of alternatives to each token (None: no log-probabilities). ``members`` are the request's
+    names of parameters, where they differ from those of the model. A stream ends with the usage if ``include_usage``;
+    with ``continuous_usage``, every chunk has the usage so far. With ``token_ids``, choices have the ids of their
+    tokens. ``request_id`` is the client's identifier of the request, ``priority`` the level in the model's queue (0 for
+    the default), ``adapter`` the id of the LoRA adapter that the request names as its model.
+    """
+
+    members: dict[str, str]
+    logprobs: int | None
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool = False
+    token_ids: bool = False
+    request_id: str = ""
+    priority: int = 0
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsePlan(ResponseSettings, ABC):
     """The settings of the response to a chat or completion; small, regardless of the size of the request.
 
-    ``choices`` is the number of choices per prompt, ``limit`` is ``max_tokens`` if given, ``logprobs`` the number of
-    alternatives to each token (None: no log-probabilities). ``members`` are the request's names of parameters, where
-    they differ from those of the model. ``adapter`` is the id of the LoRA adapter that the request names as its model.
-    ``output_format`` is the one of the model's signature. ``token_ids``: the choices have the ids of their tokens.
-    ``request_id`` is the client's identifier of the request, ``priority`` its level in the model's queue. A stream ends
-    with the usage if ``include_usage``; with ``continuous_usage``, every chunk has the usage so far.
+    ``choices`` is the number of choices per prompt, ``limit`` is ``max_tokens`` if given, ``output_format`` the one of
+    the model's signature.
     """
 
     choices: int
     limit: int | None
-    logprobs: int | None
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    members: dict[str, str]
-    adapter: str
     output_format: str = ""
-    token_ids: bool = False
-    request_id: str = ""
-    priority: int = 0
 
     @abstractmethod
     def answer(self, model: str) -> GenerationResponse:

@@ -6,37 +6,21 @@ unchanged and checked by the model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Self
 
 from conch.core.sampling.parameters import MAX_SAMPLES, PARAMETERS
 from conch.core.sampling.structures import KINDS
 from conch.core.sampling.values import INT32
 from conch.wire.openai.reading import ApiError, Fields, wrong
+from conch.wire.openai.response import ResponseSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
-    """The common part of chats and completions.
-
-    ``sampling`` has the parameters of the request, ``logprobs`` the number of alternatives to each token (None: no
-    log-probabilities). ``members`` are the request's names of parameters, where they differ from those of the model.
-    A stream ends with the usage if ``include_usage``; with ``continuous_usage``, every chunk has the usage so far.
-    ``token_ids``: the choices have the ids of their tokens. ``request_id`` is the client's identifier of the request,
-    ``priority`` the level in the model's queue (0 for the default), ``adapter`` the id of the LoRA adapter that the
-    request names as its model.
-    """
+class Decoding(ResponseSettings):
+    """The common part of chats and completions; ``sampling`` has the parameters of the request."""
 
     sampling: dict[str, Any]
-    members: dict[str, str]
-    logprobs: int | None
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool = False
-    token_ids: bool = False
-    request_id: str = ""
-    priority: int = 0
-    adapter: str = ""
 
     def with_adapter(self, id: str, name: str) -> Self:
         """Return the request for the LoRA adapter ``name``, whose id as a model is ``id``.
@@ -56,19 +40,8 @@ class Decoding:
     @property
     def common(self) -> dict[str, Any]:
         """The members common to all ``ResponsePlan`` classes."""
-        return {
-            "choices": self.choices,
-            "limit": self.sampling.get("max_tokens"),
-            "logprobs": self.logprobs,
-            "stream": self.stream,
-            "include_usage": self.include_usage,
-            "continuous_usage": self.continuous_usage,
-            "token_ids": self.token_ids,
-            "request_id": self.request_id,
-            "priority": self.priority,
-            "members": self.members,
-            "adapter": self.adapter,
-        }
+        settings = {field.name: getattr(self, field.name) for field in fields(ResponseSettings)}
+        return {"choices": self.choices, "limit": self.sampling.get("max_tokens"), **settings}
 
 
 #: Members of other servers' APIs that models support under the same name.
