@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from conch.core.errors import ConchError, invalid, unsupported
+from conch.core.inference import TensorSpec
 from conch.measure.perf.inputs.data import Sample, SampleSet, in_batches
 from conch.measure.perf.inputs.files import samples
-from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, check_batch_size, check_shapes
+from conch.measure.perf.inputs.specs import ModelSpec, check_batch_size, check_shapes
 from conch.measure.perf.plan import PerfPlan, SequenceOptions
 from conch.measure.perf.requests.encoding import (
     MODEL_INFER,
@@ -173,7 +174,7 @@ class _Prompts:
 def _prompts(plan: PerfPlan) -> _Prompts:
     """Return generated prompts, the ``payload`` objects of a genai-perf JSON file, or the lines of a text file."""
     if plan.data.made_up:
-        model = ModelSpec(plan.model, "", {_PROMPT: InputSpec(_PROMPT, "BYTES", (1,))}, 0, decoupled=False)
+        model = ModelSpec(plan.model, "", {_PROMPT: TensorSpec(_PROMPT, "BYTES", (1,))}, 0, decoupled=False)
         sample_set = samples(model, plan.data)
         texts = [sample[_PROMPT].data[_LENGTH_SIZE:].decode() for sample in sample_set.samples]
         beginnings = [_beginning(sample, _PROMPT) for sample in sample_set.samples] if sample_set.numbered else []

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from conch.core.errors import ConchError
+from conch.core.inference import TensorSpec
 from conch.measure.perf.figures import Stability
 from conch.measure.perf.inputs.data import DataOptions, in_batches
 from conch.measure.perf.inputs.files import samples
-from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, read_model
+from conch.measure.perf.inputs.specs import ModelSpec, read_model
 from conch.measure.perf.plan import Levels, read_address
 from conch.measure.perf.requests.encoding import RequestForm, infer_message, infer_request
 from conch.measure.perf.requests.shared_memory import MemoryLayout, SharedRegion
@@ -176,7 +177,7 @@ def test_lists_in_files_are_sequences_and_files_follow_one_another(model: ModelS
 
 
 def test_right_outputs_belong_to_samples(model: ModelSpec, tmp_path: Path) -> None:
-    spec = replace(model, outputs={"out": InputSpec("out", "INT32", (1,))})
+    spec = replace(model, outputs={"out": TensorSpec("out", "INT32", (1,))})
     right = {"data": [[{"ids": [1]}], [{"ids": [2]}]], "validation_data": [[{"out": [5]}], [{"out": {"content": [6]}}]]}
     file = _write(tmp_path, "right.json", right)
     unknown = _write(tmp_path, "unknown.json", {"data": [{"ids": [1]}]})

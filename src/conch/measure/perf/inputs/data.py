@@ -13,8 +13,9 @@ from typing import Final, TypeVar
 import numpy as np
 
 from conch.core.errors import invalid
+from conch.core.inference import TensorSpec
 from conch.core.tensors import ELEMENT_SIZE, format_shape, pack_bytes
-from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, inputs_of
+from conch.measure.perf.inputs.specs import ModelSpec, inputs_of
 from conch.measure.texts.shapes import Mix
 
 #: Number of different generated samples: more than caches of small models hold, few enough for memory.
@@ -105,7 +106,7 @@ def made_up(model: ModelSpec, options: DataOptions) -> SampleSet:
     return SampleSet([first, *more], [range(count)], sent=_described(needed, options))
 
 
-def _described(specs: Sequence[InputSpec], options: DataOptions) -> str:
+def _described(specs: Sequence[TensorSpec], options: DataOptions) -> str:
     """Return a description of the data."""
     texts = [spec for spec in specs if spec.datatype == "BYTES"]
     parts = []
@@ -120,7 +121,7 @@ def _described(specs: Sequence[InputSpec], options: DataOptions) -> str:
     return ", ".join(parts)
 
 
-def check_size(spec: InputSpec, dims: tuple[int, ...], options: DataOptions) -> None:
+def check_size(spec: TensorSpec, dims: tuple[int, ...], options: DataOptions) -> None:
     """Raise INVALID_ARG for a tensor larger than any request, before memory is allocated for it."""
     element_size = ELEMENT_SIZE.get(spec.datatype, 0)
     if spec.datatype == "BYTES":
@@ -134,7 +135,7 @@ def check_size(spec: InputSpec, dims: tuple[int, ...], options: DataOptions) -> 
         )
 
 
-def _value(spec: InputSpec, dims: tuple[int, ...], options: DataOptions, random: np.random.Generator) -> Value:
+def _value(spec: TensorSpec, dims: tuple[int, ...], options: DataOptions, random: np.random.Generator) -> Value:
     count = prod(dims)
     if spec.datatype == "BYTES":
         if options.string_data is not None:

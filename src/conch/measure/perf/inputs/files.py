@@ -16,10 +16,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from conch.core.errors import ConchError, invalid
+from conch.core.inference import TensorSpec
 from conch.core.tensors import ELEMENT_SIZE, format_shape, pack_bytes
 from conch.measure.perf.inputs.data import DataOptions, Sample, SampleSet, Value, made_up
 from conch.measure.perf.inputs.natural import natural_samples
-from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, inputs_of
+from conch.measure.perf.inputs.specs import ModelSpec, inputs_of
 from conch.wire.json.tensor import from_json
 
 _Tensor = TypeVar("_Tensor")
@@ -144,7 +145,7 @@ def _tensors(
     kind: Literal["input", "output"],
     entry: Any,
     where: str,
-    read: Callable[[InputSpec, Any], _Tensor],
+    read: Callable[[TensorSpec, Any], _Tensor],
 ) -> dict[str, _Tensor]:
     """Read each tensor of an entry; raises INVALID_ARG for other entries, with the tensor and its position."""
     if not isinstance(entry, dict):
@@ -162,7 +163,7 @@ def _tensors(
     return tensors
 
 
-def _expected(spec: InputSpec, value: Any) -> bytes:
+def _expected(spec: TensorSpec, value: Any) -> bytes:
     if isinstance(value, dict) and "b64" in value:
         return _decoded(spec, value["b64"])
     values = value.get("content") if isinstance(value, dict) else value
@@ -174,7 +175,7 @@ def _count(values: Any) -> int:
     return sum(map(_count, values)) if isinstance(values, list) else 1
 
 
-def _of_json(model: ModelSpec, spec: InputSpec, value: Any, shapes: Mapping[str, tuple[int, ...]]) -> Value:
+def _of_json(model: ModelSpec, spec: TensorSpec, value: Any, shapes: Mapping[str, tuple[int, ...]]) -> Value:
     """Parse a value: a flat list, ``{"content": [...], "shape": [...]}``, or ``{"b64": "..."}``."""
     dims: tuple[int, ...] | None = None
     if isinstance(value, dict):
@@ -195,7 +196,7 @@ def _of_json(model: ModelSpec, spec: InputSpec, value: Any, shapes: Mapping[str,
     return Value(dims, from_json(spec.name, spec.datatype, count, value))
 
 
-def _given_dims(spec: InputSpec, shape: Any) -> tuple[int, ...]:
+def _given_dims(spec: TensorSpec, shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, list) or any(type(dim) is not int or dim < 0 for dim in shape):
         raise invalid("'shape' is not a list of dimensions")
     fits = len(shape) == len(spec.dims) and all(want in (-1, have) for want, have in zip(spec.dims, shape, strict=True))
@@ -205,7 +206,7 @@ def _given_dims(spec: InputSpec, shape: Any) -> tuple[int, ...]:
 
 
 def _of_base64(
-    model: ModelSpec, spec: InputSpec, text: Any, dims: tuple[int, ...] | None, shapes: Mapping[str, tuple[int, ...]]
+    model: ModelSpec, spec: TensorSpec, text: Any, dims: tuple[int, ...] | None, shapes: Mapping[str, tuple[int, ...]]
 ) -> Value:
     content = _decoded(spec, text)
     if spec.datatype == "BYTES":
@@ -218,7 +219,7 @@ def _of_base64(
     return Value(dims, content)
 
 
-def _dims_for(model: ModelSpec, spec: InputSpec, count: int, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+def _dims_for(model: ModelSpec, spec: TensorSpec, count: int, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the dims of ``count`` values; a single variable dimension follows from the count."""
     variable = [index for index, dim in enumerate(spec.dims) if dim == -1]
     if spec.name in shapes or len(variable) != 1:
@@ -229,7 +230,7 @@ def _dims_for(model: ModelSpec, spec: InputSpec, count: int, shapes: Mapping[str
     return tuple(count // rest if dim == -1 else dim for dim in spec.dims)
 
 
-def _decoded(spec: InputSpec, text: Any) -> bytes:
+def _decoded(spec: TensorSpec, text: Any) -> bytes:
     try:
         content = base64.b64decode(text, validate=True)
     except (Base64Error, TypeError, ValueError):

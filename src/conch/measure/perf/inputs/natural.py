@@ -18,9 +18,10 @@ from typing import Final
 import numpy as np
 
 from conch.core.errors import invalid
+from conch.core.inference import TensorSpec
 from conch.core.tensors import ELEMENT_SIZE, pack_bytes
 from conch.measure.perf.inputs.data import MOST_BYTES, DataOptions, Sample, SampleSet, Value, check_size, numbers
-from conch.measure.perf.inputs.specs import InputSpec, Kind, ModelSpec, check_batch_size, inputs_of, kinds_of
+from conch.measure.perf.inputs.specs import Kind, ModelSpec, check_batch_size, inputs_of, kinds_of
 from conch.measure.texts import builtin
 from conch.measure.texts.shapes import Mix, Shape
 
@@ -295,7 +296,7 @@ class _Requests:
             raise invalid(f"--expect sets the lengths of texts, but model '{model.name}' takes no texts")
         return chosen
 
-    def _dims_of(self, spec: InputSpec) -> tuple[int, ...]:
+    def _dims_of(self, spec: TensorSpec) -> tuple[int, ...]:
         """Return the dims of an input; variable dimensions of texts and files have defaults and need no ``--shape``."""
         if self._kinds[spec.name] == "numbers" or spec.name in self._options.shapes:
             return self._model.shape_of(self._options.shapes, spec.name)

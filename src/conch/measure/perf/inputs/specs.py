@@ -11,20 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from conch.core.errors import invalid, not_found
+from conch.core.inference import TensorSpec
 from conch.core.tensors import CONFIG_NAME, format_shape
 
 #: The parameter in which conch shows the maximum length of a checkpoint's model.
 _MAX_LENGTH: Final = "conch.max_length"
-
-
-@dataclass(frozen=True, slots=True)
-class InputSpec:
-    """An input or output: ``dims`` is its shape without the batch dimension, -1 for variable dimensions."""
-
-    name: str
-    datatype: str
-    dims: tuple[int, ...]
-    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +28,10 @@ class ModelSpec:
 
     name: str
     version: str
-    inputs: Mapping[str, InputSpec]
+    inputs: Mapping[str, TensorSpec]
     max_batch_size: int
     decoupled: bool
-    outputs: Mapping[str, InputSpec] = field(default_factory=dict)
+    outputs: Mapping[str, TensorSpec] = field(default_factory=dict)
     stateful: bool = False
     max_length: int = 0
 
@@ -94,9 +85,9 @@ def read_model(metadata: Mapping[str, Any], config: Mapping[str, Any], version: 
     )  # fmt: skip
 
 
-def _spec(tensor: Mapping[str, Any], batches: bool, optional: bool) -> InputSpec:
+def _spec(tensor: Mapping[str, Any], batches: bool, optional: bool) -> TensorSpec:
     shape = tuple(int(dim) for dim in tensor.get("shape", ()))
-    return InputSpec(tensor["name"], tensor["datatype"], shape[1:] if batches else shape, optional)
+    return TensorSpec(tensor["name"], tensor["datatype"], shape[1:] if batches else shape, optional=optional)
 
 
 def check_shapes(model: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -137,7 +128,7 @@ _WORDS: Final[Mapping[Kind, frozenset[str]]] = {
 _CARRIERS: Final = ("text_input", "audio", "image")
 
 
-def inputs_of(model: ModelSpec, named: Iterable[str]) -> list[InputSpec]:
+def inputs_of(model: ModelSpec, named: Iterable[str]) -> list[TensorSpec]:
     """The inputs that get data: required ones, those ``named`` by the user, and one that carries the request.
 
     The meaning of the other optional inputs is unknown.
@@ -149,7 +140,7 @@ def inputs_of(model: ModelSpec, named: Iterable[str]) -> list[InputSpec]:
     return chosen
 
 
-def kinds_of(specs: Iterable[InputSpec]) -> dict[str, Kind]:
+def kinds_of(specs: Iterable[TensorSpec]) -> dict[str, Kind]:
     """The kind of each input of a request; a BYTES input with an unknown name is a text."""
     kinds = {spec.name: _kind_of(spec) for spec in specs}
     if "text" not in kinds.values():  # there is no first text
@@ -157,7 +148,7 @@ def kinds_of(specs: Iterable[InputSpec]) -> dict[str, Kind]:
     return kinds
 
 
-def _kind_of(spec: InputSpec) -> Kind:
+def _kind_of(spec: TensorSpec) -> Kind:
     if spec.datatype != "BYTES":
         return "numbers"
     words = set(re.findall(r"[a-z]+", spec.name.lower()))

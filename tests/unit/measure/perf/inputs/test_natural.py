@@ -16,11 +16,12 @@ import pytest
 
 from conch.cli import main
 from conch.core.errors import ConchError
+from conch.core.inference import TensorSpec
 from conch.core.tensors import split_bytes
 from conch.measure.perf.inputs.data import DataOptions
 from conch.measure.perf.inputs.files import samples
 from conch.measure.perf.inputs.natural import DEFAULT_MIX, TextWriter, shapes_of, tokens_of
-from conch.measure.perf.inputs.specs import InputSpec, ModelSpec, read_model
+from conch.measure.perf.inputs.specs import ModelSpec, read_model
 from conch.measure.perf.plan import PerfPlan
 from conch.measure.perf.run import Measurement
 from conch.measure.perf.senders.channels.connecting import Address
@@ -39,8 +40,8 @@ def _model(*inputs: str, outputs: Sequence[str] = (), **given: Any) -> ModelSpec
         name, _, datatype = text.partition(":")
         plain = name.rstrip("?[]")
         dims = (-1,) if name.endswith("[]") else (1,)
-        specs[plain] = InputSpec(plain, datatype or "BYTES", dims, name.endswith("?"))
-    declared = {name: InputSpec(name, "BYTES", (1,)) for name in outputs}
+        specs[plain] = TensorSpec(plain, datatype or "BYTES", dims, optional=name.endswith("?"))
+    declared = {name: TensorSpec(name, "BYTES", (1,)) for name in outputs}
     return ModelSpec("m", "", specs, given.pop("max_batch_size", 8), decoupled=False, outputs=declared, **given)
 
 
