@@ -64,7 +64,7 @@ class StageReader:
             text = read_page(self._url, _SECONDS)
         statistics: Sequence[Mapping[str, Any]] = ()
         with suppress(ConchError):
-            statistics = self._api.statistics("", "")
+            statistics = self._api.statistics()
         return totals_of(text, statistics, self._model)
 
 

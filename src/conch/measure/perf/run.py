@@ -323,7 +323,7 @@ class Measurement:
     def _statistics(self) -> list[Any]:
         """Return the server's statistics; after one failure, none are requested for the rest of the level."""
         try:
-            return list(self._api.statistics("", "")) if self._counts else []
+            return list(self._api.statistics()) if self._counts else []
         except ConchError:
             self._counts = False
             return []

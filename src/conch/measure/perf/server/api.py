@@ -68,10 +68,9 @@ class ServerApi:
         config = self._optional(lambda deadline: self._transport.config(model, number, deadline))
         return json.loads(render.to_json(config)) if config is not None else {}
 
-    def statistics(self, model: str, version: str) -> list[dict[str, Any]]:
-        """Return ``model_stats`` of the model's versions, or of all models; empty if the server has no statistics."""
-        number = version_number(version)
-        return self._optional(lambda deadline: self._transport.statistics(model, number, deadline)) or []
+    def statistics(self) -> list[dict[str, Any]]:
+        """Return ``model_stats`` of all models; empty if the server has no statistics."""
+        return self._optional(lambda deadline: self._transport.statistics("", -1, deadline)) or []
 
     def register_memory(self, region: str, key: str, size: int) -> None:
         """Register system shared memory of ``size`` bytes under ``key``."""

@@ -23,7 +23,7 @@ def test_a_proxy_in_the_environment_is_not_asked_for_a_server_that_is_measured_d
 
 def test_extensions_that_a_server_lacks_are_empty() -> None:
     with running(KnownServer()) as server, ServerApi(Address("127.0.0.1", server.port), grpc=False) as api:
-        assert (api.config("other", ""), api.statistics("", "")) == ({}, [])
+        assert (api.config("other", ""), api.statistics()) == ({}, [])
         with pytest.raises(ConchError, match="not here") as caught:
             api.metadata("other", "")
         assert caught.value.code is Code.NOT_FOUND
