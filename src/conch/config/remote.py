@@ -5,7 +5,7 @@ Needs only the standard library and the configuration's messages; does no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Final
@@ -301,14 +301,11 @@ class _ParameterReader:
         if not urls and "url" not in self._parameters:
             self._note("url", f"remote model '{self._config.name}' has no parameter 'url'")
         decoupled = self._config.model_transaction_policy.decoupled
-        self._attempt("url", lambda: check_urls(urls, decoupled=decoupled, model=self._config.name))
-        return tuple(dict.fromkeys(urls))
-
-    def _attempt(self, name: str, check: Callable[[], object]) -> None:
         try:
-            check()
+            check_urls(urls, decoupled=decoupled, model=self._config.name)
         except ConchError as error:
-            self._note(name, error.message)
+            self._note("url", error.message)
+        return tuple(dict.fromkeys(urls))
 
     def _number(self, name: str, default: float, *, whole: bool = False, above_zero: bool = False) -> float:
         text = self._parameters.get(name, "")
