@@ -52,6 +52,8 @@ class WindowFollower:
     on_text: Callable[[str], None] | None = None
     #: For each window, the number of chunks that had ended with it, and its scores.
     windows: list[tuple[int, WindowScores]] = field(default_factory=list)
+    #: The texts of chunks before ``_tokens``, the tokens of which a chunk may continue.
+    _texts: list[str] = field(default_factory=list)
     _tokens: list[Any] = field(default_factory=list)
     _no_speech: float = 0.0
     _attempt: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -98,19 +100,19 @@ class WindowFollower:
     def note_segments(self, segments: Sequence[dict[str, Any]], seconds: float) -> None:
         """Add the segments of a window that starts at ``seconds``."""
         self._tokens += [segment["tokens"].cpu() for segment in segments]
-        chunks = self._ended_chunks()
+        output = self.pipeline.postprocess([{"tokens": torch.cat(self._tokens)[None]}], return_timestamps=True)
+        # A chunk without an end continues in the next window.
+        ended = [chunk["text"] for chunk in output["chunks"] if chunk["timestamp"][1] is not None]
+        texts = [*self._texts, *ended]
+        if len(ended) == len(output["chunks"]):
+            self._texts, self._tokens = texts, []
         if self.on_text is not None:
-            self.on_text("".join(chunk["text"] for chunk in chunks))
+            self.on_text("".join(texts))
         if self.scored:
             for segment in segments:
                 segment["result"].pop("scores", None)  # generate would keep those of all windows
             scores = WindowScores(round(FRAMES_PER_SECOND * seconds), *self._attempt, self._no_speech)
-            self.windows.append((len(chunks), scores))
-
-    def _ended_chunks(self) -> list[Mapping[str, Any]]:
-        """Return the chunks with an end; a chunk without one continues in the next window."""
-        output = self.pipeline.postprocess([{"tokens": torch.cat(self._tokens)[None]}], return_timestamps=True)
-        return [chunk for chunk in output["chunks"] if chunk["timestamp"][1] is not None]
+            self.windows.append((len(texts), scores))
 
 
 def watch(model: Any) -> None:
