@@ -179,6 +179,10 @@ def test_multi_vector_model_ranks_and_scores_by_maxsim(site: Site) -> None:
     answer = site.ask("/rerank", model="colbert", query=TEXTS[0], documents=TEXTS)["results"]
     found = sorted(answer, key=lambda result: int(result["index"]))
     assert np.allclose([result["relevance_score"] for result in found], expected, rtol=1e-5, atol=1e-5)
+    asked: dict[str, Any] = {"model": "colbert", "query": TEXTS[0], "return_documents": False}
+    length = len(site.tokenizer.tokenize(TEXTS[1]))
+    longer = site.ask("/rerank", **asked, documents=[f"{TEXTS[1]} {TEXTS[2]}"], max_tokens_per_doc=length)
+    assert longer["results"][0]["relevance_score"] == pytest.approx(expected[1], abs=1e-5)
     answer = site.ask("/score", model="colbert", text_1=TEXTS[0], text_2=TEXTS)["data"]
     assert np.allclose([item["score"] for item in answer], expected, rtol=1e-5, atol=1e-5)
 

@@ -9,7 +9,7 @@ PROMPT_TEXT: Final = "prompt"
 #: The side on which long texts are truncated, ``left`` or ``right``, or ``REFUSE``.
 TRUNCATION: Final = "truncation"
 REFUSE: Final = "refuse"
-#: The maximum number of tokens of a text, and of the second text of a pair.
+#: The maximum number of tokens of a text, and of a document, such as the second text of a pair.
 MAX_LENGTH: Final = "max_length"
 MAX_PAIR_TOKENS: Final = "max_pair_tokens"
 #: Whether ``tokens`` has the special tokens, and whether the text of token ids has them.

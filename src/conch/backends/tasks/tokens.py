@@ -8,8 +8,8 @@ in the vocabulary), ``texts``, ``special`` (1 for special tokens), ``starts`` an
 ``prompt_name`` also applies to ``tokens``.
 
 The tasks follow the request parameters ``truncation`` (``refuse``, or the side on which long texts are truncated) and
-``max_length``. ``max_pair_tokens`` truncates the second texts of pairs on the right, before the pairs are truncated.
-``add_special_tokens`` and ``skip_special_tokens`` are about ``tokens``.
+``max_length``. ``max_pair_tokens`` truncates documents on the right, before a pair is truncated: the second texts of
+pairs, and the texts of the task ``document``. ``add_special_tokens`` and ``skip_special_tokens`` are about ``tokens``.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class TextPreparation:
             decode = self._task.tokenizer.decode if self._senders is None else self._senders.decode
             texts = [decode(row).encode("utf-8", "replace") for row in ids]
             request.inputs[TEXT] = WireTensor(TEXT, "BYTES", (len(texts), 1), pack_bytes(texts))
-        self._shorten_pairs(request)
+        self._shorten_documents(request)
         prepared = self._task.prepare(request)
         truncated = getattr(prepared, "truncated", 0)
         if truncated and request.parameters.get(TRUNCATION) == REFUSE:
@@ -184,22 +184,24 @@ class TextPreparation:
         limit = self._task.limits.get("max_length", self._checkpoint.max_length)
         return TokenDocuments(self._task.tokenizer, int(limit))
 
-    def _shorten_pairs(self, request: Request) -> None:
-        """Truncate the second texts of pairs to ``max_pair_tokens`` tokens, if the model takes more.
+    def _shorten_documents(self, request: Request) -> None:
+        """Truncate the second texts of pairs, or documents, to ``max_pair_tokens`` tokens, if the model takes more.
 
         Raises UNSUPPORTED for a tokenizer in Python, INVALID_ARG for a text that cannot be tokenised.
         """
         limit = request.parameters.get(MAX_PAIR_TOKENS)
-        if type(limit) is not int or PAIR not in request.inputs:
+        name = PAIR if PAIR in request.inputs else TEXT
+        is_document = name in request.inputs and (name == PAIR or request.option("task") == "document")
+        if type(limit) is not int or not is_document:
             return
         documents = self._documents
         if limit >= documents.max_length:
             return
-        texts = request.texts(PAIR)
-        rows = zip(texts, documents.of_texts(texts, special=False, name=PAIR), strict=True)
+        texts = request.texts(name)
+        rows = zip(texts, documents.of_texts(texts, special=False, name=name), strict=True)
         shorter = [text[: row["stops"][limit - 1]] if len(row["ids"]) > limit else text for text, row in rows]
         data = pack_bytes([text.encode() for text in shorter])
-        request.inputs[PAIR] = WireTensor(PAIR, "BYTES", (len(shorter), 1), data)
+        request.inputs[name] = WireTensor(name, "BYTES", (len(shorter), 1), data)
 
 
 def _open_senders(checkpoint: Checkpoint) -> Any:
