@@ -27,6 +27,8 @@ THINKING_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ open if begun else '' }}"
     "{{ open + close if enable_thinking is defined and not enable_thinking else '' }}"
 )
+BROKEN = "{{ messages[0].content }}\n{% if %}"
+PROBLEM = "the chat template of the model has an error in line 2: Expected an expression, got 'end of statement block'"
 IGNORE_EOS = {"ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "How can you be"}]
 
@@ -46,7 +48,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
     version = folder / "models" / "thinker" / "1"
     write_checkpoint(version, LlamaConfig, {"intermediate_size": 64}, thinking, seed=1)
     GenerationConfig(bos_token_id=0, eos_token_id=0).save_pretrained(version)
-    with ConchServer(folder / "models", log=folder / "log") as server:
+    broken = train_tokenizer()
+    broken.chat_template = BROKEN
+    for name in ("broken", "misled"):
+        version = folder / "models" / name / "1"
+        write_checkpoint(version, LlamaConfig, {"intermediate_size": 64}, broken, seed=1)
+    (folder / "own.jinja").write_text(BROKEN)
+    parameter = f'parameters {{ key: "chat_template" value {{ string_value: "{folder / "own.jinja"}" }} }}'
+    (folder / "models" / "misled" / "config.pbtxt").write_text(f'backend: "huggingface" {parameter}')
+    loaded = [f"--load-model={name}" for name in ("llama", "thinker", "broken")]
+    with ConchServer(folder / "models", "--model-control-mode=explicit", *loaded, log=folder / "log") as server:
         yield server
 
 
@@ -67,6 +78,18 @@ def test_special_tokens_of_the_format_reach_the_parser_and_not_the_client(server
     for tools in ([TOOL], None):
         _, reply = chat(server, tools=tools, max_tokens=2, **only)
         assert reply["choices"][0]["message"]["content"] == ""
+
+
+def test_error_in_a_chat_template_is_told_at_load_and_to_conversations_only(server: ConchServer) -> None:
+    assert server.log is not None
+    assert server.log.read_text().count(f"model 'broken': it refuses conversations: {PROBLEM}") == 1
+    for _ in range(2):
+        status, reply = chat(server, model="broken")
+        assert (status, reply["error"]["message"]) == (400, PROBLEM)
+    assert server.log.read_text().count(PROBLEM) == 1
+    assert post(server, "/v1/completions", {"model": "broken", "prompt": "How can", "max_tokens": 2})[0] == 200
+    refused = post_raw(server.http, "/v2/repository/models/misled/load", {})
+    assert refused.status == 400 and f"parameter 'chat_template': {PROBLEM}" in refused.error
 
 
 def test_chat_without_a_temperature_is_sampled(server: ConchServer) -> None:

@@ -768,7 +768,8 @@ class TextBackend(GenerationBackend):
         os.environ.update(self.preloads(instance)[1])
         settings = ServingOptions.from_checkpoint(checkpoint)
         tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
-        tokenizer.template.require_library(checkpoint.extra)
+        if broken := tokenizer.template.compile(checkpoint.extra):
+            self.warn_of(f"it refuses conversations: {broken}")
         media, problem = self._media(checkpoint, instance)
         engine = self.open_engine(
             checkpoint, instance, tokenizer, self.arguments, media.spec if media is not None else None

@@ -7,7 +7,6 @@ jinja2's sandbox. They get the same variables as in transformers.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,6 @@ from typing import Any, Final
 from conch.config.reading import read_small
 from conch.core.errors import ConchError, error_text, invalid, one_line
 from conch.machine import extras
-
-_logger = logging.getLogger(__name__)
 
 #: Default of the parameter ``chat_template_timeout`` (s of processor time).
 SECONDS: Final = 5.0
@@ -43,22 +40,36 @@ class ChatTemplate:
     """The chat templates of a model by name; may be empty.
 
     ``tokens`` has the texts of special tokens by role (such as ``bos_token``); ``source`` is the name of the model in
-    errors; ``seconds`` limits the processor time of a rendering.
+    errors; ``seconds`` limits the processor time of a rendering. If ``replaced``, the templates are those that the
+    parameter ``chat_template`` names.
     """
 
     templates: Mapping[str, str]
     tokens: Mapping[str, str]
     source: str
     seconds: float = SECONDS
+    replaced: bool = False
     _compiled: dict[str, _Compiled] = field(default_factory=dict, repr=False)
 
     def __bool__(self) -> bool:
         return bool(self.templates)
 
-    def require_library(self, extra: str = "") -> None:
-        """Raise UNSUPPORTED, with the command that installs ``extra``, if there are templates but jinja2 is missing."""
+    def compile(self, extra: str = "") -> str:
+        """Compile all templates; returns the first error in them, or an empty text.
+
+        Raises UNSUPPORTED, with the command that installs ``extra``, if there are templates but jinja2 is missing, and
+        INVALID_ARG for an error in templates that a parameter names.
+        """
         if self.templates:
             extras.require(f"the chat template of model '{self.source}'", "jinja2", extra=extra)
+        for name in self.templates:
+            try:
+                self._compiled_template(name)
+            except ConchError as error:
+                if self.replaced:
+                    raise invalid(f"parameter 'chat_template': {error.message}") from None
+                return error.message if name == _DEFAULT else f"{error.message} (template '{name[:100]}')"
+        return ""
 
     def render(self, messages: Any, tools: Any = None, *, optional_tools: bool = False, **variables: Any) -> str:
         """Render a conversation, followed by the beginning of the assistant's message.
@@ -99,13 +110,11 @@ class ChatTemplate:
             name = _WITH_TOOLS if tools is not None and _WITH_TOOLS in self.templates else _DEFAULT
         if not isinstance(name, str) or name not in self.templates:
             raise invalid(f"the model has no chat template '{str(name)[:100]}', only {', '.join(self.templates)}")
+        return self._compiled_template(name)
+
+    def _compiled_template(self, name: str) -> _Compiled:
         if name not in self._compiled:
-            try:
-                self._compiled[name] = _compile(self.templates[name])
-            except ConchError as error:
-                # The log has the path of the model; the client's error does not.
-                _logger.warning("%s: %s", self.source, error.message)
-                raise
+            self._compiled[name] = _compile(self.templates[name])
         return self._compiled[name]
 
 

@@ -421,6 +421,7 @@ def open_tokenizer(checkpoint: Checkpoint, *, chat_template: Path | None = None)
     """
     tokenizer = _opened(checkpoint, read_file(chat_template) if chat_template is not None else None)
     tokenizer.template.seconds = _template_seconds(checkpoint)
+    tokenizer.template.replaced = chat_template is not None
     return tokenizer
 
 

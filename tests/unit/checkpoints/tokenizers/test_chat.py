@@ -173,9 +173,13 @@ def test_other_arguments_are_checked() -> None:
     assert refusal("x", chat_template="rag") == "the model has no chat template 'rag', only default"
 
 
-def test_the_log_says_whose_template_has_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    message = refusal("{% if %}")
-    assert caplog.messages == [f"/srv/models/m: {message}"]
+def test_error_in_any_template_is_found_before_a_conversation() -> None:
+    assert ChatTemplate({"default": "{% if %}"}, {}, "m").compile() == refusal("{% if %}")
+    several = ChatTemplate({"default": "x", "rag": "x\n{{ y"}, {}, "m")
+    message = several.compile()
+    assert "has an error in line 2: unexpected end of template" in message and message.endswith(" (template 'rag')")
+    assert several.render(MESSAGES[0]) == "x"
+    assert ChatTemplate({"default": "x"}, {}, "m").compile() == ""
 
 
 @pytest.mark.parametrize(("name", "text"), [("t.json", "{"), ("t.json", "{}"), ("t.jinja", None)])
