@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from conch.config.parameters import Parameter, parameter_texts
 from conch.core.errors import ConchError, invalid
+from conch.core.sampling.parameters import check_adapter_name
 
 #: Engines for tasks with a single forward pass; each loads its own kind of files.
 ENGINES: Final = ("torch", "onnxruntime", "openvino")
@@ -179,6 +180,8 @@ class Options:
             raise invalid(f"parameter 'lora_modules' is not valid JSON: {error}") from None
         if not isinstance(document, dict) or not all(isinstance(path, str) for path in document.values()):
             raise invalid("parameter 'lora_modules' must be a JSON object of folders by the adapter's name")
+        for name in document:
+            check_adapter_name(name, "lora_modules")
         return document
 
     @property

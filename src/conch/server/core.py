@@ -18,6 +18,7 @@ from conch import __version__
 from conch.config.reading import shown_name
 from conch.core.errors import ConchError, invalid, not_found, unavailable, unsupported
 from conch.core.inference import ModelSignature
+from conch.core.sampling.parameters import check_adapter_name
 from conch.machine import logs
 from conch.machine.facts import visible_gpus
 from conch.machine.logs import LogSettings
@@ -297,8 +298,7 @@ class InferenceServer:
 
         Raises UNSUPPORTED for a model whose parameters do not allow it, and the errors of its worker.
         """
-        if not name.strip():
-            raise invalid("the name of a LoRA adapter is empty", "lora_name")
+        check_adapter_name(name)
         if name in self.ready_models():
             raise invalid(f"'{name}' is the name of a model: choose another one for the LoRA adapter", "lora_name")
         if model:
@@ -311,6 +311,7 @@ class InferenceServer:
 
     async def unload_adapter(self, name: str, model: str = "") -> None:
         """Unload a LoRA adapter that was loaded at run time. Raises NOT_FOUND for an unknown one."""
+        check_adapter_name(name)
         if model:
             chosen = self.model(model)
         else:

@@ -232,6 +232,10 @@ def test_adapters_that_cannot_be_loaded_disturb_nobody(server: ConchServer, fold
         assert path.startswith("/") or str(folder) not in error["message"]
         assert complete(server, "bad") == 404
     assert load(server, "llama", "0")[1]["param"] == "lora_name"
+    for name in ("red\x00salt", "two\nlines", " ", "n" * 3000):
+        for status, error in (load(server, name, "0"), unload(server, name)):
+            assert (status, error["param"]) == (400, "lora_name"), (name, error)
+            assert "must have 1 to 255 printable characters" in error["message"] and len(error["message"]) < 300
     assert load(server, "bad", "0", base_model_name="fixed")[1]["message"].startswith(
         "model 'fixed' does not load LoRA adapters at run time"
     )

@@ -69,6 +69,14 @@ def test_json_in_a_file_is_the_text_that_a_configuration_gives() -> None:
     assert written.text("lora_modules") == '{"pirate": "adapters/pirate"}'
 
 
+@pytest.mark.parametrize("name", ["", "red\0", "a\u2028b", "n" * 256])
+def test_adapter_with_a_name_that_cannot_be_printed_is_refused(name: str) -> None:
+    options = Options.from_values({"lora_modules": {"ok/ä 1": "a", name: "b"}})
+    with pytest.raises(ConchError, match="must have 1 to 255 printable characters") as refused:
+        _ = options.adapters
+    assert refused.value.param == "lora_modules" and refused.value.message.isprintable()
+
+
 def test_values_of_a_file_may_have_the_types_of_json() -> None:
     options = Options.from_values({"max_length": 64, "normalize": True, "trust_remote_code": None})
 

@@ -16,6 +16,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final, Literal
 
+from conch.core.errors import invalid
 from conch.core.sampling.structures import KINDS, TOOL_CALL, Structure, response_format, structured_outputs
 from conch.core.sampling.values import Biases, Document, Flag, Integer, Number, Text, TextList, TokenIds, ValueType
 
@@ -28,12 +29,24 @@ MAX_STOP_LENGTH: Final = 1024
 MAX_BAD_WORDS: Final = 1024
 #: The maximum length of ``cache_salt`` (characters).
 MAX_SALT_LENGTH: Final = 1024
+#: The maximum length of the name of a LoRA adapter (characters).
+MAX_ADAPTER_NAME: Final = 255
 #: The input of text models for the temperature that applies if neither the request nor the model sets one.
 DEFAULT_TEMPERATURE: Final = "default_temperature"
 #: The input of text models that drops the oldest messages of a conversation until its prompt fits the context.
 DROP_OLDEST: Final = "drop_oldest_messages"
 #: The input of text models for the text after the completion.
 SUFFIX: Final = "suffix"
+
+
+def check_adapter_name(name: str, param: str = "lora_name") -> None:
+    """Raise INVALID_ARG for a name that no LoRA adapter may have; ``param`` names the parameter with it."""
+    if not name.strip() or len(name) > MAX_ADAPTER_NAME or not name.isprintable():
+        raise invalid(
+            f"the name of a LoRA adapter must have 1 to {MAX_ADAPTER_NAME} printable characters: {name[:50]!r} has "
+            f"{len(name)} characters",
+            param,
+        )
 
 
 class Feature(StrEnum):
