@@ -3,7 +3,7 @@
 GNU's OpenMP keeps a pool of threads for each thread that has called it, as long as that thread lives. When all pools
 together have more threads than the process has cores, threads that wait for each other sleep at once instead of
 spinning: on two cores, a step of 8 ms then takes 28 ms. Therefore only one thread of each instance computes with
-several threads.
+several threads, and the main thread's pool ends after the load (``workers/child/worker.py``).
 """
 
 from __future__ import annotations

@@ -1,20 +1,18 @@
 """The Python backend: runs a user's ``TritonPythonModel`` in its own worker.
 
-The worker's main thread makes all calls to the backend. Coroutines of the model run on one thread with an event loop; a
-decoupled model may send responses from any thread.
+The worker's main thread makes all calls to the backend. Coroutines of the model run on one thread with an event loop,
+which has OpenMP threads of its own (``workers/child/worker.py``); a decoupled model may send responses from any thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import inspect
 import json
 import os
 import sys
 import threading
 from concurrent.futures import CancelledError, Future, TimeoutError
-from contextlib import suppress
 from time import monotonic_ns
 from typing import Any, Callable
 
@@ -56,19 +54,6 @@ def module_name(model: dict[str, Any]) -> str:
     if model.get("backend_directory"):
         return "model"
     return f"{os.path.basename(model['version_directory'])}.{os.path.splitext(os.path.basename(path(model)))[0]}"
-
-
-def end_openmp_threads() -> None:
-    """End the threads that GNU's OpenMP, with which PyTorch computes, keeps for the calling thread. Linux only.
-
-    Another thread that computes gets threads of its own. If all together are more than the process has cores, threads
-    that wait for each other sleep at once instead of spinning, so that short computations take several times as long.
-    """
-    with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        for path in {line.split(None, 5)[-1].strip() for line in maps if "libgomp" in line}:
-            pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)  # since GCC 9
-            if pause is not None:
-                pause(1)  # omp_pause_soft
 
 
 #: Interval between calls of ``is_ready``, and timeout of a call (s).
@@ -225,7 +210,6 @@ class PythonBackend:
         self._execute = getattr(model, "execute", None)
         asynchronous = inspect.iscoroutinefunction(self._execute)
         if asynchronous:
-            end_openmp_threads()
             self._loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(target=self._loop.run_forever, name="conch-event-loop", daemon=True)
             self._loop_thread.start()

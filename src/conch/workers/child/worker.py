@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 import types
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ class Worker:
                     channel.send({"op": "preloads", "modules": preloads[0], "environment": preloads[1]})
                 elif op == "start":
                     ready = {"op": "ready", "async": self._backend.start(header["instance"], header["config"])}
+                    end_openmp_threads()
                     if hasattr(self._backend, "slots"):
                         ready["slots"] = self._backend.slots
                     ready["runs_with"] = getattr(self._backend, "runtime_facts", {"engine": _interpreter()})
@@ -189,6 +191,21 @@ class Worker:
             self._backend.before_computing = self.pass_receive_lock
         except Exception as error:
             self._open_error = error
+
+
+def end_openmp_threads() -> None:
+    """End the threads that GNU's OpenMP, with which PyTorch computes, keeps for the calling thread. Linux only.
+
+    Each thread that computes gets threads of its own. If all together are more than the process has cores, threads that
+    wait for each other sleep at once instead of spinning, so that short computations take several times as long.
+    """
+    import ctypes
+
+    with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for path in {line.split(None, 5)[-1].strip() for line in maps if "libgomp" in line}:
+            pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)  # since GCC 9
+            if pause is not None:
+                pause(1)  # omp_pause_soft
 
 
 def _none(instance: Any) -> tuple[list[str], dict[str, str]]:

@@ -1,24 +1,23 @@
-"""Threads that compute for a model with OpenMP, as those of PyTorch do."""
+"""Threads that GNU's OpenMP keeps for each thread that computes, as PyTorch does."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
-import torch
+import pytest
 
-import conch.testing
-from conch.backends.python.python_backend import end_openmp_threads
+from tests.unit.backends.python.worker import LaunchWorker
 
 MODEL = """
-import os
+import ctypes
 
-import numpy as np
-import torch
-import triton_python_backend_utils as pb_utils
+gomp = ctypes.CDLL({path!r})
+function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: None)
 
 
 def compute():
-    torch.ones(1_000_000).sum()
+    gomp.GOMP_parallel(function, None, 4, 0)
 
 
 class TritonPythonModel:
@@ -30,25 +29,14 @@ class TritonPythonModel:
     async def execute(self, requests):
         compute()
         left = self.started & set(os.listdir("/proc/self/task"))
-        counts = np.array([len(self.started), len(left)], np.int32)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("counts", counts)]) for _ in requests]
-"""
-CONFIG = """backend: "python"
-input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }
-output { name: "counts" data_type: TYPE_INT32 dims: [ 2 ] }
+        return [answer(f"{{len(left)}} of {{len(self.started)}}") for _ in requests]
 """
 
 
-def test_threads_that_computed_in_initialize_end_before_coroutines_compute(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "model.py").write_text(MODEL)
-    (tmp_path / "config.pbtxt").write_text(CONFIG)
-    threads = torch.get_num_threads()
-    end_openmp_threads()  # those of tests before this one
-    torch.set_num_threads(4)
-    try:
-        with conch.testing.load(tmp_path) as model:
-            assert model(x=[1.0])["counts"].tolist() == [3, 0]
-    finally:
-        end_openmp_threads()
-        torch.set_num_threads(threads)
+@pytest.mark.extras
+def test_threads_that_computed_in_initialize_end_before_others_compute(launch: LaunchWorker) -> None:
+    torch = find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    packages = Path(torch.origin).parent.parent
+    path = next(path for folder in ("torch/lib", "torch.libs") for path in (packages / folder).glob("libgomp*"))
+    assert launch(MODEL.format(path=str(path))).text("x") == "0 of 3"
