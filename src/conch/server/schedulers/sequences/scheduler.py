@@ -540,14 +540,14 @@ class SequenceScheduler(Scheduler):
 
     def _iterate(self, sequence: LiveSequence, request: InferRequest, again: bool, now: int) -> None:
         """Run a request of an iterative model again, or end its sequence."""
-        if again and not sequence.closed:
+        if again and not sequence.closed and not request.cancelled:
             request.flags = 0
             sequence.repeated = request
             self._append(sequence, request, now)
-        elif again:
+        elif again and sequence.closed:
             request.fail(cancelled())
-        elif not request.flags & SEQUENCE_END:
-            doomed = list(sequence.waiting)
+        elif again or not request.flags & SEQUENCE_END:
+            doomed = [request, *sequence.waiting] if again else list(sequence.waiting)
             self.roster.cut(sequence, doomed)
             for queued in doomed:
                 queued.fail(cancelled())

@@ -352,10 +352,14 @@ class TestIterative:
         assert bench.turn() == ["a"]
         assert list(bench.answers) == ["a"] and bench.scheduler.live == 0
 
-    def test_cancelled_request_does_not_run_again(self) -> None:
+    @pytest.mark.parametrize("runs", [True, False])
+    def test_cancelled_request_does_not_run_again(self, runs: bool) -> None:
         bench = Bench(self.POLICY)
         request = bench.add("a", 0)
         bench.batch()
+        if runs:
+            request.cancel()
         bench.finish(again=[request])
         request.cancel()
         assert bench.batch() == [] and bench.answers["a"].error is not None
+        assert (len(bench.scheduler), bench.scheduler.live) == (0, 0)
