@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
@@ -201,30 +202,27 @@ class ModelRequests:
         body, encoding, size = take_body(exchange, self._limit)
         while True:
             again = body if self._server.loads_on_demand or any(map(callable, translation.arguments)) else b""
-            model: Model | None = None
+            with ExitStack() as holds:
+                model: Model | None = None
 
-            def signature_of(name: Any) -> ModelSignature:
-                nonlocal model, again
-                found = translation.find(name)
-                found.hold()
-                model, again = found, b""
-                return found.signature
+                def signature_of(name: Any) -> ModelSignature:
+                    nonlocal model, again
+                    model, again = translation.find(name), b""
+                    holds.enter_context(model.held())
+                    return model.signature
 
-            decoding = self._offloader.run(
-                size, translation.decode, body, encoding, self._limit, signature_of, *translation.arguments
-            )
-            body = b""
-            try:
-                plan, inputs = await decoding
-            except LoadNeeded as needed:
-                await needed.wait()
-            except EntryNeeded as needed:
-                size += await needed.wait()
-            else:
-                assert model is not None
-                translation.respond(exchange, model, plan, inputs).start(model, self._server.tracing)
-                return
-            finally:
-                if model is not None:
-                    model.let_go()
+                decoding = self._offloader.run(
+                    size, translation.decode, body, encoding, self._limit, signature_of, *translation.arguments
+                )
+                body = b""
+                try:
+                    plan, inputs = await decoding
+                except LoadNeeded as needed:
+                    await needed.wait()
+                except EntryNeeded as needed:
+                    size += await needed.wait()
+                else:
+                    assert model is not None
+                    translation.respond(exchange, model, plan, inputs).start(model, self._server.tracing)
+                    return
             body = again
