@@ -13,6 +13,7 @@
 # make console                    builds the console, with npm
 # make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
 # make fuzz-requests              10,000 random requests to each route of OpenAI and Anthropic, over HTTP
+# make fuzz-disconnections        clients that disconnect at random moments from a server with models of all kinds
 # make simulate                   random programs on a simulated server for ten minutes: make simulate SECONDS=60
 # make check                      format, lint, types and import layers
 # make bench                      measurements: make bench ARGS="serving --rounds 1"
@@ -59,7 +60,7 @@ LAST_PART := $(BENCHMARKS) $(patsubst %,tests/clients/test_%.py,openai anthropic
 
 CYCLES ?= 1000
 
-.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients test-monitoring console test-console announce fuzz fuzz-requests simulate check bench soak docs docs-serve site-pages wheel release install-sizes pictures
+.PHONY: demo test test-slow test-fast test-lowest test-newest test-llamacpp test-vllm test-clients test-monitoring console test-console announce fuzz fuzz-requests fuzz-disconnections simulate check bench soak docs docs-serve site-pages wheel release install-sizes pictures
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -139,6 +140,9 @@ fuzz: $(STAMPS)/dev $(STAMPS)/models
 REQUESTS ?= 10000
 fuzz-requests: $(STAMPS)/dev
 	$(BIN)/python -m tests.fuzz.http_requests --requests $(REQUESTS) $(ARGS)
+
+fuzz-disconnections: $(STAMPS)/engines
+	$(BIN)/python -m tests.fuzz.disconnections $(ARGS)
 
 SECONDS ?= 600
 simulate: $(STAMPS)/dev
