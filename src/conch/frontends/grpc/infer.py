@@ -40,9 +40,10 @@ class InferCall(UnaryCall):
     _plan: GrpcOutputPlan
 
     def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext) -> None:
+        #: A call without any time fails while it is created.
+        self._request: InferRequest | None = None
         super().__init__(stream, head, context)
         self._context = context
-        self._request: InferRequest | None = None
         #: The serial number of the cancelled request; 0 if there is none.
         self._cancelled = 0
         self._kept: InferResponse | None = None
