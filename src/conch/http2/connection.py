@@ -33,20 +33,6 @@ class _Stall(NamedTuple):
     moved: int
 
 
-class WatchedConnection(Protocol):
-    """The part of a connection that a stall watch uses."""
-
-    reader: Http2FrameReader
-    writer: Http2FrameWriter
-    session: Http2Session
-
-    def fail(self, code: Http2ErrorCode, message: str) -> None:
-        """End the connection at once."""
-
-    def drain(self) -> None:
-        """End the connection when its calls have ended."""
-
-
 _BODY: Final = "the message did not arrive within --body-timeout-secs"
 _UNREAD: Final = "the response was not read within --unread-timeout-secs"
 
@@ -66,7 +52,7 @@ class StallWatch:
         self._owed: dict[tuple[int, int], _Stall] = {}
         self._unread: dict[int, _Stall] = {}
 
-    def check(self, connection: WatchedConnection, now: float) -> None:
+    def check(self, connection: Http2Connection, now: float) -> None:
         """End the connection, or its streams, if they have exceeded a time limit at ``now``."""
         if connection.session.closed:
             return
@@ -82,11 +68,11 @@ class StallWatch:
             self._unread.clear()
             self._check_idle(connection, now)
 
-    def _end(self, connection: WatchedConnection, limit: ExceededLimit, message: str) -> None:
+    def _end(self, connection: Http2Connection, limit: ExceededLimit, message: str) -> None:
         self._on_exceeded(limit)
         connection.fail(Http2ErrorCode.ENHANCE_YOUR_CALM, message)
 
-    def _handshake_is_late(self, connection: WatchedConnection, now: float) -> bool:
+    def _handshake_is_late(self, connection: Http2Connection, now: float) -> bool:
         """Whether the client's SETTINGS, or the rest of a frame or header block, are late."""
         if not connection.session.greeted:
             return now - self._began > self._limits.head
@@ -107,7 +93,7 @@ class StallWatch:
             self._blocked = _Stall(now, writer.resumed)
         return now - self._blocked.since > self._limits.unread
 
-    def _check_idle(self, connection: WatchedConnection, now: float) -> None:
+    def _check_idle(self, connection: Http2Connection, now: float) -> None:
         """Drain a connection that has had no call for too long; close it if the client does not."""
         if self._idle.moved != connection.session.last_stream:
             self._idle = _Stall(now, connection.session.last_stream)

@@ -7,7 +7,7 @@ event-loop budget is spent, the rest of the received bytes waits here.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from conch.http2.frames import (
     CONTINUATION,
@@ -22,6 +22,7 @@ from conch.http2.frames import (
     Http2ErrorCode,
 )
 from conch.http2.limits import MAX_CONTROL_FRAME, MAX_HEADER_BLOCK, RECEIVE_FRAME_SIZE, LoopBudget
+from conch.http2.session import Http2Session
 from conch.http2.streams import Http2Stream
 
 #: Chunks of at least this size (bytes) are views of the received buffer if they are at least a quarter of it.
@@ -33,29 +34,13 @@ _UNASKED: Final = 8
 _HEAVY: Final = 1024
 
 
-class FrameHandler(Protocol):
-    """Handles frames as they are read; either method may raise ``ConnectionFault``."""
-
-    #: Set when the received data no longer matters: reading stops.
-    closed: bool
-
-    def on_data(self, stream_id: int, length: int, payload: int, last: bool) -> Http2Stream | None:
-        """Handle the start of a DATA frame of ``length`` bytes, ``payload`` of them without padding.
-
-        Returns the stream that receives the payload, None to skip it; ``last`` is true if the frame ends the stream.
-        """
-
-    def on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Handle a frame of any other type."""
-
-
 class Http2FrameReader:
     """Reads frames from chunks of any size; keeps the received part of an incomplete frame.
 
     ``frames`` counts the reads with complete frames.
     """
 
-    def __init__(self, handler: FrameHandler, loop_budget: LoopBudget) -> None:
+    def __init__(self, handler: Http2Session, loop_budget: LoopBudget) -> None:
         self._handler = handler
         self._loop_budget = loop_budget
         self.frames = 0
