@@ -90,10 +90,10 @@ class Overview:
             row["repository"] = number
         return row
 
-    def finish(self, now: float, wall: float, rows: Iterable[Row], free: FreeMemory | None) -> None:
+    def finish(self, wall: float, rows: Iterable[Row], free: FreeMemory | None) -> None:
         """Compute the totals from ``rows``, and add samples to the history if they are due.
 
-        ``now`` is monotonic and ``wall`` since the epoch (s). Rates of the totals are those of clients: requests of
+        ``wall`` is the time since the epoch (s). Rates of the totals are those of clients: requests of
         ensembles to the models of their steps do not count.
         """
         active = [row for row in rows if "rate" in row]

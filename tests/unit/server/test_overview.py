@@ -38,7 +38,7 @@ def serving(model: Any) -> VersionState:
 def observe(overview: Overview, now: float, *directories: str) -> dict[str, dict[str, Any]]:
     """Return the rows by key, after a tick at ``now``."""
     rows = list(overview.rows(now, directories))
-    overview.finish(now, 1000 + now, rows, FreeMemory(100, 40, False))
+    overview.finish(1000 + now, rows, FreeMemory(100, 40, False))
     return {row["key"]: row for row in rows}
 
 

@@ -131,7 +131,6 @@ class Compilations:
         processor_time: Callable[[], float] | None = None,
     ) -> None:
         self._engine = engine
-        self._seconds = seconds
         self._wait_seconds = wait_seconds
         self._clock = clock
         self._group = ThreadGroup(COMPILING)

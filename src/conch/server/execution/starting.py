@@ -75,7 +75,7 @@ def read_samples(config: ModelConfig, directory: Path, limit: int) -> list[Warmu
     refuse(warmup_problems(config))
     for setting in config.model_warmup:
         if setting.batch_size:
-            size = sum(_size(value, config, directory) for value in setting.inputs.values())
+            size = sum(_size(value, directory) for value in setting.inputs.values())
             total = setting.batch_size * max(size, _REQUEST_BYTES)
             if total > limit:
                 raise invalid(
@@ -146,7 +146,7 @@ def _random(size: int, kind: str) -> bytes:
     return b"".join([piece.translate(_TRUTH) if kind == "BOOL" else piece for piece in pieces])
 
 
-def _size(value: Any, config: ModelConfig, directory: Path) -> int:
+def _size(value: Any, directory: Path) -> int:
     """The size of an input in bytes, without creating or reading it."""
     if value.WhichOneof("input_data_type") == "input_data_file":
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import count
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from conch.core.errors import invalid
@@ -35,14 +36,13 @@ class LimitedInstance:
     ``run`` is called when the instance may run, and returns whether it does.
     """
 
-    __slots__ = ("executions", "priority", "required", "run", "running", "serial", "staged")
+    __slots__ = ("executions", "priority", "required", "run", "running", "serial")
 
     def __init__(self, required: Mapping[ResourceKey, int], priority: int, run: Callable[[], bool]) -> None:
         self.required = required
         self.priority = max(priority, 1)
         self.run = run
         self.executions = 0
-        self.staged = False
         self.running = False
         self.serial = next(_serial)
 
@@ -91,12 +91,10 @@ class InstanceRateLimiter:
 
     def stage(self, instance: LimitedInstance) -> None:
         """Mark an instance as having work; :meth:`attempt` runs it in order."""
-        instance.staged = True
         self._staged.add(instance)
 
     def unstage(self, instance: LimitedInstance) -> None:
         """Mark an instance as having no work."""
-        instance.staged = False
         self._staged.discard(instance)
 
     def contended(self, instance: LimitedInstance, mates: Collection[LimitedInstance]) -> bool:
@@ -110,7 +108,7 @@ class InstanceRateLimiter:
         self._attempting = True
         try:
             while self._staged:
-                first = min(self._staged, key=_rank)
+                first = min(self._staged, key=attrgetter("rank"))
                 if not self._fits(first):
                     return
                 self.unstage(first)
@@ -178,7 +176,3 @@ class InstanceRateLimiter:
             {resource.device for resource in self._declared} if key.device == GLOBAL else (key.device, EVERY_DEVICE)
         )
         return max((self._declared.get(ResourceKey(device, key.name), 0) for device in devices), default=0)
-
-
-def _rank(instance: LimitedInstance) -> tuple[int, int]:
-    return instance.rank

@@ -107,7 +107,7 @@ class OverviewStream:
                 self._listed_at = now
                 self._listing = asyncio.get_running_loop().create_task(self._list())
         rows = await self._lister.all(self._overview.rows(now, self._directories))
-        self._overview.finish(now, time(), rows, await self._free())
+        self._overview.finish(time(), rows, await self._free())
         before, self._rows = self._rows, {row["key"]: row for row in rows}
         if self._pages:
             self._send(before)
