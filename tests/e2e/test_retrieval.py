@@ -19,7 +19,7 @@ from sentence_transformers.util.similarity import maxsim
 from torch import nn
 from transformers import BertTokenizer
 
-from conch.wire.retrieval.vectors import quantized
+from conch.wire.retrieval.plans import quantized
 from tests import text_checkpoints
 from tests.retrieval_models import backbone, dense, saved
 from tests.servers import ConchServer

@@ -31,8 +31,20 @@ from conch.wire.retrieval.inputs import (
 from conch.wire.retrieval.models import Kind, kinds, vector_output
 from conch.wire.retrieval.openai import SIDES, check_dimensions, truncated
 from conch.wire.retrieval.pairs import pair_inputs, pair_scores
-from conch.wire.retrieval.plans import Array, DecodedRequest, Results, RetrievalPlan, document, new_id
-from conch.wire.retrieval.vectors import DTYPES, RELATIVE, SCALED, base64, quantized, shortened
+from conch.wire.retrieval.plans import (
+    DTYPES,
+    RELATIVE,
+    SCALED,
+    Array,
+    DecodedRequest,
+    Results,
+    RetrievalPlan,
+    base64,
+    document,
+    new_id,
+    quantized,
+    shortened,
+)
 
 _SIZES: Final = "output_dimension"
 

@@ -10,8 +10,17 @@ from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.sampling import IGNORED
 from conch.wire.retrieval.inputs import TextOptions, counted, read_input, read_prompt, text_inputs
 from conch.wire.retrieval.models import vector_output
-from conch.wire.retrieval.plans import DecodedRequest, Results, RetrievalPlan, document
-from conch.wire.retrieval.vectors import DTYPES, base64, normalized, quantized, shortened
+from conch.wire.retrieval.plans import (
+    DTYPES,
+    DecodedRequest,
+    Results,
+    RetrievalPlan,
+    base64,
+    document,
+    normalized,
+    quantized,
+    shortened,
+)
 
 #: ``truncate`` of Cohere and NVIDIA: the side of a long text that is cut off.
 SIDES: Final = {"NONE": "refuse", "START": "left", "END": "right"}

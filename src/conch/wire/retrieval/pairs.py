@@ -16,8 +16,7 @@ from conch.core.tensors import WireTensor
 from conch.wire.openai.reading import ApiError
 from conch.wire.retrieval.inputs import TASK, TextOptions, Texts, text_inputs
 from conch.wire.retrieval.models import SCORE, VECTOR_COUNT, VECTORS, Kind, vector_output
-from conch.wire.retrieval.plans import Array, Results
-from conch.wire.retrieval.vectors import normalized
+from conch.wire.retrieval.plans import Array, Results, normalized
 
 
 def pair_inputs(

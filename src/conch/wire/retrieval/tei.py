@@ -48,8 +48,7 @@ from conch.wire.retrieval.models import (
 )
 from conch.wire.retrieval.openai import check_dimensions
 from conch.wire.retrieval.pairs import cosines, multi_vectors, pair_inputs
-from conch.wire.retrieval.plans import DecodedRequest, Results, RetrievalPlan, document
-from conch.wire.retrieval.vectors import normalized, shortened
+from conch.wire.retrieval.plans import DecodedRequest, Results, RetrievalPlan, document, normalized, shortened
 from conch.wire.retrieval.vllm import TOP_K, add_top_k
 
 #: The input that selects how a classifier or reranker converts logits to scores.

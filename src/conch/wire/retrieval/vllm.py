@@ -44,8 +44,16 @@ from conch.wire.retrieval.models import (
 )
 from conch.wire.retrieval.openai import check_dimensions, read_base64, read_options, truncated, usage
 from conch.wire.retrieval.pairs import multi_vectors, pair_inputs, pair_scores
-from conch.wire.retrieval.plans import Array, DecodedRequest, Results, RetrievalPlan, document, new_id
-from conch.wire.retrieval.vectors import base64, shortened
+from conch.wire.retrieval.plans import (
+    Array,
+    DecodedRequest,
+    Results,
+    RetrievalPlan,
+    base64,
+    document,
+    new_id,
+    shortened,
+)
 
 #: The input of a classifier that limits the number of classes in its response.
 TOP_K: Final = "top_k"
