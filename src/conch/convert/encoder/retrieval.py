@@ -41,8 +41,14 @@ from conch.convert import evidence, sentences
 from conch.convert.conversion import Progress
 from conch.convert.encoder import agreement
 from conch.convert.encoder.agreement import SampleOutputs, TaskAgreement
-from conch.convert.encoder.candidates import DENSE_VECTOR, SPARSE_VECTOR, TOKEN_VECTORS, compare_order, contrasts
-from conch.convert.encoder.contrasts import EncoderAnswers
+from conch.convert.encoder.contrasts import (
+    DENSE_VECTOR,
+    SPARSE_VECTOR,
+    TOKEN_VECTORS,
+    EncoderAnswers,
+    compare_order,
+    contrasts,
+)
 from conch.convert.encoder.conversion import EncoderConversion
 from conch.convert.encoder.evaluate import EncoderOutputs, calibration_arrays, divided, ids_of_shape
 from conch.convert.encoder.modules import contained

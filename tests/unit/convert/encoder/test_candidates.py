@@ -9,7 +9,7 @@ import pytest
 
 from conch.backends.base.arrays import Array
 from conch.convert.encoder.agreement import SampleOutputs
-from conch.convert.encoder.candidates import compare_order, contrasts, scores
+from conch.convert.encoder.contrasts import compare_order, contrasts, scores
 from conch.convert.sentences import SearchTexts
 
 RANDOM = np.random.default_rng(3)
