@@ -115,7 +115,7 @@ class Retrieval:
                 second.append(name)
         names = names or second or unknown
         if len(names) > 1:
-            shown = ", ".join(f"'{name}'" for name in names[:10])
+            shown = ", ".join(f"'{name}'" for name in names[:10]) + (", …" if len(names) > 10 else "")
             raise ApiError(f"several models can serve this request: name one of {shown} in 'model'", "model")
         if not names and not self._server.ready:
             raise unavailable("the server is not ready: models are being loaded")
