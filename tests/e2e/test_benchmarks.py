@@ -256,7 +256,7 @@ def test_day_zero_compares_models_for_retrieval_with_sentence_transformers(tmp_p
         ["reranker", "1", "1", "0", "0", "0"],
         ["all", "5", "4", "1", "0", "0"],
     ]
-    assert others[1][:2] == ["dense-bag-of-words", "refused"] and "'BoW', which is not served" in others[1][2]
+    assert others[1][:2] == ["dense-bag-of-words", "refused"] and "'BoW', which is not supported" in others[1][2]
 
 
 @pytest.mark.slow

@@ -213,7 +213,7 @@ def test_reranker_has_the_route_of_rerankers(server: ConchServer) -> None:
     [
         ("cut", "cut off"),
         ("layers", "n_gpu_layers is 4, but the instance runs on the CPU: set its kind to KIND_GPU"),
-        ("elsewhere", "parameter 'n_gpu_layers' is for engine 'llamacpp', and engine 'transformers' serves the model"),
+        ("elsewhere", "parameter 'n_gpu_layers' is for engine 'llamacpp', but the model runs on engine 'transformers'"),
         ("drafted", "parameter 'speculative_method' is 'eagle'; it must be one of draft_model, ngram"),
     ],
 )

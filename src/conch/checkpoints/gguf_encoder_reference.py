@@ -85,7 +85,9 @@ class EncoderReference:
     def __init__(self, file: GgufFile, pool: ThreadPoolExecutor) -> None:
         for tensor in file.tensors.values():
             if not decodable(tensor.type):
-                raise invalid(f"tensor '{tensor.name}' is of type {type_name(tensor.type)}, which is not decoded here")
+                raise invalid(
+                    f"tensor '{tensor.name}' is of type {type_name(tensor.type)}, which the check does not decode"
+                )
         name = file.text("general.architecture")
         self._file, self._name, self._encoder = file, name, _ENCODERS[name]
         self._weights = GgufWeights(file, pool)

@@ -94,7 +94,9 @@ class GgufReference:
             raise invalid(f"there is no reference for a scaling of rotary frequencies of type '{scaling}'")
         for tensor in file.tensors.values():
             if not decodable(tensor.type):
-                raise invalid(f"tensor '{tensor.name}' is of type {type_name(tensor.type)}, which is not decoded here")
+                raise invalid(
+                    f"tensor '{tensor.name}' is of type {type_name(tensor.type)}, which the check does not decode"
+                )
         self._architecture = _ARCHITECTURES[self._name]
         self._weights = GgufWeights(file, pool)
         self._width = self._size("embedding_length")

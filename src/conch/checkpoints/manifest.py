@@ -283,9 +283,9 @@ class Manifest:
         if len(set(names)) != len(names):
             raise invalid(f"two variants have the same name ({', '.join(names)})")
         if self.auto and self.auto not in names:
-            raise invalid(f"'auto' names the variant '{self.auto}', which is not there")
+            raise invalid(f"'auto' names the variant '{self.auto}', which does not exist")
         if self.by_shape is not None and self.by_shape.variant not in names:
-            raise invalid(f"'by_shape' names the variant '{self.by_shape.variant}', which is not there")
+            raise invalid(f"'by_shape' names the variant '{self.by_shape.variant}', which does not exist")
         for variant in self.variants:
             if variant.path and not variant.files(self.files):
                 raise invalid(f"variant '{variant.name}' uses '{variant.path}', which has no hash")

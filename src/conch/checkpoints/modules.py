@@ -413,8 +413,8 @@ class _ModuleReader:
             )
         if kind not in _SERVED:
             raise unsupported(
-                f"'{source}' has the sentence-transformers module '{kind}', which is not served; served are "
-                f"{', '.join(sorted(_SERVED))}"
+                f"'{source}' has the sentence-transformers module '{kind}', which is not supported; "
+                f"the supported modules are {', '.join(sorted(_SERVED))}"
             )
         if kind == "Router":
             return self._router(path)
@@ -467,7 +467,7 @@ def _checked_network(source: str, module: Module) -> Module:
     method = text.get("method", "forward") if isinstance(text, dict) else None
     if "message" in inputs or (method != "forward" and module.methods is None):
         what = "texts as chat messages" if "message" in inputs else f"{', '.join(inputs)} through {method}"
-        raise unsupported(f"'{source}': its Transformer module reads {what}, which is not served")
+        raise unsupported(f"'{source}': its Transformer module reads {what}, which is not supported")
     processing = {
         f"{group}.{name}"
         for group, values in (config.get("processing_kwargs") or {}).items()

@@ -85,7 +85,8 @@ class RankingPlan:
         plan.prompts = Prompts(saved.get("prompts") or {}, saved.get("default_prompt_name") or "")
         if plan.prompts.default and plan.prompts.default not in plan.prompts.by_name:
             raise invalid(
-                f"'{checkpoint.source}': its default_prompt_name is '{plan.prompts.default}', which prompts lacks"
+                f"'{checkpoint.source}': its default_prompt_name is '{plan.prompts.default}', which 'prompts' does "
+                "not contain"
             )
         if checkpoint.gguf is not None:
             plan.messages = _FORM if checkpoint.gguf.text(_FORM_KEY) else ""
@@ -105,8 +106,8 @@ class RankingPlan:
         for module, kind in zip(modules, kinds, strict=True):
             if not str(module.get("type", "")).startswith("sentence_transformers."):
                 raise unsupported(
-                    f"'{checkpoint.source}' has the module '{module['type']}', which is not of sentence-transformers; "
-                    "conch does not run code of modules"
+                    f"'{checkpoint.source}' has the module '{module['type']}', which is not part of "
+                    "sentence-transformers; conch does not run code of modules"
                 )
             if kind == "Transformer" and module.get("path"):
                 raise unsupported(

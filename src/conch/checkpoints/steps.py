@@ -102,7 +102,7 @@ def step(checkpoint: Checkpoint, module: Module, vocabulary: Vocabulary) -> Step
             return _token_vectors(checkpoint, module)
         case "SparseStaticEmbedding":
             return _token_weights(checkpoint, module, vocabulary)
-    raise unsupported(f"'{checkpoint.source}': the module '{module.kind}' reads texts, and comes after another one")
+    raise unsupported(f"'{checkpoint.source}': the module '{module.kind}' reads texts, so it must be the first module")
 
 
 def _through(module: Module, function: Callable[[Array], Array], *, optional: bool = False) -> Step:

@@ -196,7 +196,7 @@ def read_url(text: str) -> RemoteUrl:
             f"url '{text}' is not the address of a server; it must begin with http://, https://, grpc:// or grpcs://"
         )
     if not host:
-        raise invalid(f"url '{text}' names no host: write {parts.scheme}://host:port")
+        raise invalid(f"url '{text}' has no host: write {parts.scheme}://host:port")
     if parts.username or parts.password:
         raise invalid(
             "url contains a user name or a password: set 'authorization_env' to the name of an environment variable"
@@ -252,8 +252,8 @@ def field_problems(config: ModelConfig) -> Problems:
         for index, tensor in enumerate(getattr(config, kind)):
             if tensor.HasField("reshape"):
                 yield Problem(
-                    f"{kind} '{tensor.name}' of remote model '{config.name}' has a reshape: the remote server does "
-                    "that, so write the shape that its clients see",
+                    f"{kind} '{tensor.name}' of remote model '{config.name}' has a reshape: the remote server applies "
+                    "it, so write the shape that its clients see",
                     (kind, index, "reshape"),
                     hint="leave it out",
                 )

@@ -77,7 +77,7 @@ class LoopThread:
         coroutine.close()
         future.cancel()
         if self.is_forked:
-            raise unavailable(f"the server belongs to process {self._pid}, and this process is a fork of it")
+            raise unavailable(f"the server belongs to process {self._pid}, but this process is a fork of it")
         raise unavailable("the server is closed")
 
     def close(self) -> None:

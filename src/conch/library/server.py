@@ -252,7 +252,7 @@ def serve(
     """
     serving_plan = plan(model, model_repository, flags, ports=True)
     if threading.current_thread() is not threading.main_thread():
-        raise unsupported("conch.serve waits for signals, which only the main thread gets: use conch.Server here")
+        raise unsupported("conch.serve waits for signals, which only the main thread receives: use conch.Server here")
     try:
         asyncio.get_running_loop()
     except RuntimeError:

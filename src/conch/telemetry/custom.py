@@ -87,7 +87,10 @@ class CustomMetrics:
         if not _NAME.fullmatch(name):
             raise internal("Invalid metric name")
         if name.startswith(_RESERVED):
-            raise internal(f"Family name '{name}' begins with '{name.partition('_')[0]}_', as the server's own do")
+            raise internal(
+                f"Family name '{name}' begins with '{name.partition('_')[0]}_', which is reserved for metrics of the "
+                "server"
+            )
         family = self._families.get(name)
         types = {self._types.get(name), family and family.metric.type} - {None}
         if types - {kind.lower()}:

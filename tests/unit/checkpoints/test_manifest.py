@@ -120,7 +120,7 @@ def test_manifest_that_names_a_file_elsewhere_is_refused(folder: Path, change: s
     ("change", "message"),
     [
         ({"format": 2}, "has format 2; this version of conch reads format 1"),
-        ({"auto": "other"}, "'auto' names the variant 'other', which is not there"),
+        ({"auto": "other"}, "'auto' names the variant 'other', which does not exist"),
         ({"files": {}}, "variant 'onnxruntime-fp32' uses 'fp32.onnx', which has no hash"),
         ({"variants": [{"engine": "torch"}]}, "is not a manifest"),
         ({"variants": 3}, "is not a manifest"),

@@ -63,7 +63,7 @@ def test_the_version_asked_for_may_be_that_of_the_request() -> None:
             {"url": "host:1"},
             "url 'host:1' is not the address of a server; it must begin with http://, https://, grpc:// or grpcs://",
         ),
-        ({"url": "http://"}, "url 'http://' names no host: write http://host:port"),
+        ({"url": "http://"}, "url 'http://' has no host: write http://host:port"),
         ({"url": "http://a:port"}, "url 'http://a:port' cannot be read: "),
         (
             {"url": "grpc://a:1/base"},

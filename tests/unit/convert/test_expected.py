@@ -23,7 +23,9 @@ def test_weights_are_shares_of_all() -> None:
 
 @pytest.mark.parametrize("text", ["16", "1x16:", "0x16", "1x16:0", "1x16;8x128", "1x16:-1"])
 def test_what_is_no_mix_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConchError, match=r"--expect .*: (expected batch x tokens with a weight|some weight must be)"):
+    with pytest.raises(
+        ConchError, match=r"--expect .*: (expected batch x tokens with a weight|at least one weight must be)"
+    ):
         parse_mix(text)
 
 

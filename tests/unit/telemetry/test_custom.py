@@ -96,7 +96,7 @@ def test_description_of_two_lines_stays_on_one() -> None:
         ("", "COUNTER", "Invalid metric name"),
         ("toys", "GAUGE", "Family name already exists with different type"),
         ("vllm:waiting", "COUNTER", "Family name already exists with different type"),
-        ("nv_mine", "COUNTER", "Family name 'nv_mine' begins with 'nv_', as the server's own do"),
+        ("nv_mine", "COUNTER", "Family name 'nv_mine' begins with 'nv_', which is reserved for metrics of the server"),
     ],
 )
 def test_family_that_cannot_be_is_refused(name: str, kind: str, message: str) -> None:

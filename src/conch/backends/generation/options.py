@@ -188,7 +188,7 @@ def library_arguments(engine: str, options: Options) -> dict[str, str]:
     given = {name: text for name, text in given.items() if text}
     if given and engine != "llamacpp":
         raise invalid(
-            f"parameter '{next(iter(given))}' is for engine 'llamacpp', and engine '{engine}' serves the model"
+            f"parameter '{next(iter(given))}' is for engine 'llamacpp', but the model runs on engine '{engine}'"
         )
     return given
 

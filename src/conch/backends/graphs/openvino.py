@@ -199,7 +199,7 @@ class OpenVinoBackend(GraphBackend):
     def open(self, path: Path, instance: Mapping[str, Any]) -> Graph:
         if instance["kind"] == "GPU":
             raise unsupported(
-                f"model '{self.model['name']}' is to run on a GPU, and backend 'openvino' runs on CPUs: "
+                f"model '{self.model['name']}' is configured for a GPU, but backend 'openvino' runs only on CPUs: "
                 "set instance_group kind KIND_CPU"
             )
         self.check_parameters(PARAMETERS)

@@ -270,7 +270,7 @@ class PyTorchBackend(ModelFileBackend):
         if path.suffix != EXPORTED:
             raise invalid(
                 f"model '{self.model['name']}' has no inputs or no outputs in its configuration, and TorchScript does "
-                f"not tell their datatypes and shapes: write them; forward takes {', '.join(program.arguments)}"
+                f"not contain their datatypes and shapes: add them; forward takes {', '.join(program.arguments)}"
             )
         return program
 
@@ -320,7 +320,7 @@ class PyTorchBackend(ModelFileBackend):
         takes = f"forward takes {len(program.arguments)} argument(s): {', '.join(program.arguments)}"
         for name, position in zip(names, positions, strict=True):
             if position >= len(program.arguments):
-                raise invalid(f"unable to load model '{self.model['name']}': input '{name}' is none of them, {takes}")
+                raise invalid(f"unable to load model '{self.model['name']}': '{name}' is not an argument: {takes}")
         if len(set(positions)) < len(positions):
             raise invalid(f"unable to load model '{self.model['name']}': two inputs are the same argument, {takes}")
         matched = {name: program.arguments[position] for name, position in zip(names, positions, strict=True)}

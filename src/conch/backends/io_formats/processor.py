@@ -107,7 +107,7 @@ class MediaProcessor:
         check_messages(messages)
         for kind in self.marks.keys() - given:
             if any(self._has_items(message, (kind,)) for message in messages):
-                raise invalid(f"the messages have a part of the type '{kind}', and the request has no '{kind}'", kind)
+                raise invalid(f"the messages have a part of the type '{kind}', but the request has no '{kind}'", kind)
 
     def with_parts(self, messages: list[Message], template: ChatTemplate) -> list[Message]:
         """Return messages with contents as ``template`` reads them: lists of parts, or texts with placeholders.
@@ -204,7 +204,7 @@ class MediaProcessor:
         for kind, placeholder in self.spec.placeholders.items():
             needed = sum(item.tokens for item in items if item.kind == kind)
             if (placed := list(prompt).count(placeholder)) != needed:
-                raise invalid(f"the prompt has {placed} placeholders of '{kind}', and the request needs {needed}", kind)
+                raise invalid(f"the prompt has {placed} placeholders of '{kind}', but the request needs {needed}", kind)
 
     def _read(self, kind: str, files: Sequence[bytes]) -> list[MediaItem]:
         digests = [hashlib.blake2b(kind.encode() + data, digest_size=_DIGEST).digest() for data in files]

@@ -70,8 +70,8 @@ class NetworkEngine(ABC):
         """Raise UNSUPPORTED unless the network has all outputs ``names``; ``source`` is the checkpoint."""
         if not set(names) <= set(self.outputs):
             raise unsupported(
-                f"'{source}' gives {', '.join(self.outputs)}; the task needs {' and '.join(names)}: export it with the "
-                "head of the task, or set parameter 'task' to what it was exported for"
+                f"'{source}' returns {', '.join(self.outputs)}; the task needs {' and '.join(names)}: export it with "
+                "the head of the task, or set parameter 'task' to what it was exported for"
             )
 
     def require_tensors(self, arrays: Mapping[str, Array]) -> None:
@@ -135,7 +135,8 @@ class GraphEngine(NetworkEngine):
             if array is None:
                 if name != _ZEROS or "input_ids" not in arrays:
                     raise internal(
-                        f"the graph takes '{name}', which the task does not give; it gives {', '.join(arrays)}"
+                        f"the graph has the input '{name}', which the task does not provide; "
+                        f"it provides {', '.join(arrays)}"
                     )
                 array = np.zeros(arrays["input_ids"].shape, dtype)
             feeds[name] = array if array.dtype == dtype else array.astype(dtype)

@@ -190,7 +190,7 @@ def _tensors(config: Mapping[str, Any], kind: str, specs: Sequence[TensorSpec]) 
             )
         if tensor.get("data_type") != CONFIG_NAME[spec.datatype]:
             raise invalid(
-                f"model '{name}', {kind} '{spec.name}' is {tensor.get('data_type')} in the configuration, and "
+                f"model '{name}', {kind} '{spec.name}' is {tensor.get('data_type')} in the configuration, but "
                 f"{CONFIG_NAME[spec.datatype]} in its task"
             )
         dims = [int(dim) for dim in (tensor["reshape"].get("shape", ()) if "reshape" in tensor else tensor["dims"])]
@@ -198,7 +198,7 @@ def _tensors(config: Mapping[str, Any], kind: str, specs: Sequence[TensorSpec]) 
             -1 not in (dim, own) and dim != own for dim, own in zip(dims, spec.dims, strict=True)
         ):
             raise invalid(
-                f"model '{name}', {kind} '{spec.name}' has dims {format_shape(dims)} in the configuration, and "
+                f"model '{name}', {kind} '{spec.name}' has dims {format_shape(dims)} in the configuration, but "
                 f"{format_shape(spec.dims)} in its task"
             )
     missing = [

@@ -38,7 +38,7 @@ def load_pipeline(checkpoint: Checkpoint, decoder: Path, settings: CompileSettin
         folder = checkpoint.directory
         config = transformers.AutoConfig.from_pretrained(folder)
         if config.model_type != "whisper":
-            raise invalid(f"engine 'openvino' runs Whisper, and '{checkpoint.source}' is '{config.model_type}'")
+            raise invalid(f"engine 'openvino' runs Whisper, but '{checkpoint.source}' is '{config.model_type}'")
         make: Any = transformers.pipeline
         return make(
             "automatic-speech-recognition",

@@ -62,7 +62,7 @@ def _read(file: Path) -> tuple[dict[str, bytes], list[str]]:
     files = {}
     for number, row in enumerate(rows, 1):
         if not row.get("image"):
-            raise invalid(f"--data {file}: a model of images needs a column image, and row {number} has none")
+            raise invalid(f"--data {file}: a model for images needs the column 'image', which row {number} lacks")
         path = file.parent / str(row["image"])
         try:
             files[str(row["image"])] = path.read_bytes()

@@ -63,7 +63,7 @@ def load_recordings(file: Path, rate: int, *, english: bool = False) -> Recordin
     samples = []
     for number, row in enumerate(rows, 1):
         if not row.get("audio"):
-            raise invalid(f"--data {file}: speech recognition needs a column audio, and row {number} has none")
+            raise invalid(f"--data {file}: speech recognition needs the column 'audio', which row {number} lacks")
         path = file.parent / str(row["audio"])
         try:
             samples.append(media.audio(path.read_bytes(), rate, seconds=media.MAX_SECONDS, row=0))

@@ -42,7 +42,7 @@ def send_events(exchange: HttpExchange, events: bytes, model: str) -> None:
         exchange.start(200, [EVENTS, _NO_CACHE])
     exchange.write(events)
     if exchange.unsent > UNREAD_LIMIT:
-        LOG.warning("the client of a stream of '%s' does not read; giving its request up", model)
+        LOG.warning("the client of a stream of '%s' does not read; cancelling its request", model)
         exchange.abort()
 
 
@@ -261,7 +261,7 @@ class GenerateStreamResponder(Responder):
         if response.final:
             exchange.finish()
         elif exchange.unsent > UNREAD_LIMIT:
-            LOG.warning("the client of a stream of '%s' does not read; giving its request up", self.request.model_name)
+            LOG.warning("the client of a stream of '%s' does not read; cancelling its request", self.request.model_name)
             exchange.abort()
 
     async def _event(self, response: InferResponse) -> tuple[int, Buffer]:

@@ -42,5 +42,5 @@ def parse_mix(text: str) -> Mix:
         mix[shape] = mix.get(shape, 0.0) + float(match[3] or 1)
     total = fsum(mix.values())
     if text and not total:
-        raise invalid(f"--expect {text}: some weight must be more than 0")
+        raise invalid(f"--expect {text}: at least one weight must be above 0")
     return {shape: weight / total for shape, weight in mix.items() if weight}

@@ -173,7 +173,7 @@ def test_arguments_of_llamacpp_are_parameters_of_the_model() -> None:
     options = Options.from_values({"n_gpu_layers": 8, "type_k": "q8_0"})
     assert library_arguments("llamacpp", options) == {"n_gpu_layers": "8", "type_k": "q8_0"}
     assert library_arguments("openvino", Options()) == {}
-    message = "parameter 'n_gpu_layers' is for engine 'llamacpp', and engine 'openvino' serves the model"
+    message = "parameter 'n_gpu_layers' is for engine 'llamacpp', but the model runs on engine 'openvino'"
     with pytest.raises(ConchError, match=message) as refused:
         library_arguments("openvino", options)
     assert refused.value.code is Code.INVALID_ARG

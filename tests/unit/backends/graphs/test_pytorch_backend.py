@@ -130,7 +130,7 @@ def test_exported_program_takes_its_inputs_by_any_rule(tmp_path: Path) -> None:
 
 def test_torchscript_without_tensors_in_its_configuration_is_refused_with_its_arguments(tmp_path: Path) -> None:
     backend = script(tmp_path, AddSub(), [], [])
-    with pytest.raises(ConchError, match=r"write them; forward takes a, b$") as caught:
+    with pytest.raises(ConchError, match=r"add them; forward takes a, b$") as caught:
         backend.complete()
     assert caught.value.code is Code.INVALID_ARG
 
@@ -145,8 +145,8 @@ def refusal(backend: Any, inputs: dict[str, Any] | None = None) -> ConchError:
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [
-        (fp32("a", "b", "c"), "input 'c' is none of them, forward takes 2 argument(s): a, b"),
-        (fp32("INPUT__0", "INPUT__2"), "input 'INPUT__2' is none of them, forward takes 2 argument(s): a, b"),
+        (fp32("a", "b", "c"), "'c' is not an argument: forward takes 2 argument(s): a, b"),
+        (fp32("INPUT__0", "INPUT__2"), "'INPUT__2' is not an argument: forward takes 2 argument(s): a, b"),
         (fp32("INPUT__0", "x__0"), "two inputs are the same argument, forward takes 2 argument(s): a, b"),
         ([*fp32("a"), tensor("b", "TYPE_STRING", 1)], "TYPE_STRING is for arguments that are lists of strings"),
     ],

@@ -110,7 +110,7 @@ def test_token_types_may_be_left_out_and_nothing_else(tmp_path: Path, open_graph
     found = engine.run(arrays)["last_hidden_state"]
     np.testing.assert_array_equal(found, _states({**arrays, "token_type_ids": np.zeros((2, 4), np.int64)}))
     del arrays["attention_mask"]
-    with pytest.raises(ConchError, match="the graph takes 'attention_mask', which the task does not give"):
+    with pytest.raises(ConchError, match="the graph has the input 'attention_mask', which the task does not provide"):
         engine.run(arrays)
 
 
@@ -300,7 +300,7 @@ def test_a_graph_without_the_outputs_of_the_task_is_refused_when_the_model_loads
     text_checkpoints.write(tmp_path, "AutoModelForSequenceClassification", num_labels=2)
     onnx_graphs.encoder(tmp_path / "model.onnx", output="scores")
     checkpoint = Checkpoint.open(tmp_path, Options(engine="onnxruntime"))
-    with pytest.raises(ConchError, match="gives scores; the task needs logits: export it with the head") as error:
+    with pytest.raises(ConchError, match="returns scores; the task needs logits: export it with the head") as error:
         make_task(checkpoint, lambda head: open_engine(checkpoint, head=head))
     assert error.value.code is Code.UNSUPPORTED
 
@@ -349,5 +349,5 @@ def test_each_run_takes_the_engine_for_its_shape() -> None:
 
 def test_all_engines_of_a_task_have_its_outputs() -> None:
     engine = EnginesByShape(Named(1), Named(2, ("scores",)), lambda rows, tokens: True)
-    with pytest.raises(ConchError, match="'m' gives scores; the task needs logits"):
+    with pytest.raises(ConchError, match="'m' returns scores; the task needs logits"):
         engine.require_outputs(("logits",), "m")

@@ -34,10 +34,10 @@ def test_dims_that_the_task_can_take_are_kept(dims: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dims": ["3"]}, r"input 'text_input' has dims \[3\] in the configuration, and \[1\] in its task"),
+        ({"dims": ["3"]}, r"input 'text_input' has dims \[3\] in the configuration, but \[1\] in its task"),
         ({"dims": ["1", "1"]}, r"has dims \[1,1\]"),
         ({"reshape": {"shape": []}}, r"has dims \[\]"),
-        ({"data_type": "TYPE_FP32"}, "is TYPE_FP32 in the configuration, and TYPE_STRING in its task"),
+        ({"data_type": "TYPE_FP32"}, "is TYPE_FP32 in the configuration, but TYPE_STRING in its task"),
         ({"name": "text"}, "unexpected inference input 'text', its task has: text_input, top_k"),
     ],
 )

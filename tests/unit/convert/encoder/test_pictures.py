@@ -42,7 +42,7 @@ def test_images_of_a_file_lie_beside_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "refusal"),
     [
-        ("text\na bus\n", "a model of images needs a column image, and row 1 has none"),
+        ("text\na bus\n", "a model for images needs the column 'image', which row 1 lacks"),
         ("image\nmissing.png\n", "missing.png cannot be read: No such file or directory"),
     ],
 )

@@ -93,7 +93,7 @@ def test_graph_with_other_logits_is_not_written(whisper: Path, tmp_path: Path) -
         ({"quantize": ("int4",)}, "--quantize int4 is not supported for Whisper: choose from int8, bf16, none"),
         ({"sequence_lengths": (400,)}, "at most 20 tokens"),
         ({"expect": "1x20:1"}, "leave it out for speech recognition"),
-        ({"data": "text"}, "needs a column audio, and row 1 has none"),
+        ({"data": "text"}, "needs the column 'audio', which row 1 lacks"),
         ({"data": "lost"}, "lost.wav cannot be read"),
     ],
 )

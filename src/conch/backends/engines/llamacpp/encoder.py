@@ -157,7 +157,7 @@ class LlamaEncoder:
         try:
             self._make_room(tokens)
         except ConchError as error:
-            raise internal(f"llama.cpp has no memory for a batch of {tokens} tokens") from error
+            raise internal(f"llama.cpp cannot allocate memory for a batch of {tokens} tokens") from error
         module = self._llama.module
         if memory := module.llama_get_memory(self._context):  # of a model that reads from left to right
             module.llama_memory_clear(memory, True)

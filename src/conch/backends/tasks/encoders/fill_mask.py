@@ -33,7 +33,7 @@ class FillMask(EncoderTask):
     def __init__(self, checkpoint: Checkpoint, open_engine: OpenEngine) -> None:
         super().__init__(checkpoint, open_engine)
         if self.tokenizer.special.mask_id is None:
-            raise invalid(f"fill-mask needs a tokenizer with a mask token, and that of '{checkpoint.source}' has none")
+            raise invalid(f"fill-mask needs a tokenizer with a mask token, which '{checkpoint.source}' does not have")
         self.mask_id: int = self.tokenizer.special.mask_id
         self.mask_token = self.tokenizer.token(self.mask_id)
         vocabulary = int(checkpoint.config.get("vocab_size") or 32768)

@@ -161,6 +161,8 @@ def query_form(processor: Any, checkpoint: Checkpoint) -> tuple[str, str]:
     """
     name = type(processor).__name__
     if name not in _QUERIES:
-        raise unsupported(f"'{checkpoint.source}' has a {name}; of those for pages, {', '.join(_QUERIES)} are served")
+        raise unsupported(
+            f"'{checkpoint.source}' has a {name}; the supported models for pages have {', '.join(_QUERIES)}"
+        )
     begin = processor.tokenizer.bos_token if name == "ColPaliProcessor" else ""
     return f"{begin}{processor.query_prefix}", f"{processor.query_augmentation_token * 10}\n"

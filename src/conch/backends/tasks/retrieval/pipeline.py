@@ -173,7 +173,7 @@ class NetworkPipeline(EncoderNetwork, Pipeline):
                     )
             elif not any(name in engine.outputs for name in self._hidden):
                 raise unsupported(
-                    f"'{checkpoint.source}' gives {', '.join(engine.outputs)}; an embedding needs "
+                    f"'{checkpoint.source}' returns {', '.join(engine.outputs)}; an embedding needs "
                     f"{' or '.join((*HIDDEN, self._final))}"
                 )
 

@@ -94,7 +94,7 @@ def check_shapes(model: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> Non
     """Raise NOT_FOUND if a ``--shape`` names an input that the model does not have."""
     for name in shapes:
         if name not in model.inputs:
-            raise not_found(f"--shape names '{name}', and model '{model.name}' has the inputs {_listed(model.inputs)}")
+            raise not_found(f"--shape names '{name}', but model '{model.name}' has the inputs {_listed(model.inputs)}")
 
 
 def check_batch_size(model: ModelSpec, batch_size: int, option: str) -> None:

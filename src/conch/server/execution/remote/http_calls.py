@@ -160,7 +160,7 @@ class RemoteHttp:
             raise unavailable(f"model '{self._model.name}' is not ready there")
         if metadata.status in (400, 404) and metadata.body.startswith(b'{"error"'):
             raise unavailable(f"it has no model '{self._model.name}' ({error.message})")
-        raise unavailable(f"{_NO_SERVER} (GET {self._path} gives HTTP {metadata.status})")
+        raise unavailable(f"{_NO_SERVER} (GET {self._path} returns HTTP {metadata.status})")
 
     async def config(self) -> ModelConfig:
         response = await self._get("/config")

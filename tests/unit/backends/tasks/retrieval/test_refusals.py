@@ -24,7 +24,7 @@ def modules(folder: Path, *listed: dict[str, Any], head: str = "AutoModel") -> P
 @pytest.mark.parametrize(
     ("reference", "refusal"),
     [
-        ("sentence_transformers.models.LSTM", "the sentence-transformers module 'LSTM', which is not served"),
+        ("sentence_transformers.models.LSTM", "the sentence-transformers module 'LSTM', which is not supported"),
         ("custom_st.Reader", "the module 'custom_st.Reader', which is not a class of sentence-transformers"),
         ("os.system", "the module 'os.system', which is not a class of sentence-transformers"),
     ],
@@ -62,5 +62,5 @@ def test_chat_messages_and_other_networks_are_refused(tmp_path: Path) -> None:
     output = {"method": "forward", "method_output_name": "last_hidden_state"}
     config = {"modality_config": {"text": output, "message": output}, "module_output_name": "token_embeddings"}
     (folder / "sentence_bert_config.json").write_text(json.dumps(config))
-    with pytest.raises(ConchError, match="reads texts as chat messages, which is not served"):
+    with pytest.raises(ConchError, match="reads texts as chat messages, which is not supported"):
         describe_task(Checkpoint.open(folder))
