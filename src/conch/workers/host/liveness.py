@@ -93,7 +93,9 @@ def worker_end(status: int | None, kill: Kill | None) -> WorkerEnd:
     """Return how a worker ended; ``status`` is negative for a signal, ``kill`` is set if the server killed it."""
     if kill is not None:
         return WorkerEnd(RestartReason.KILLED, "was killed by the server")
-    if status is None or status >= 0:
+    if status is None:  # it is still ending after it was killed because its channel had closed
+        return WorkerEnd(RestartReason.EXIT, "closed its channel")
+    if status >= 0:
         return WorkerEnd(RestartReason.EXIT, f"died with status {status}")
     if status == -signal.SIGKILL:
         return WorkerEnd(RestartReason.SIGKILL, "was killed by SIGKILL, possibly because memory ran out")
@@ -104,9 +106,12 @@ def worker_end(status: int | None, kill: Kill | None) -> WorkerEnd:
     return WorkerEnd(RestartReason.SIGNAL, f"was killed by {name}")
 
 
-def unhealthy(name: str, kill: Kill | None) -> ConchError:
-    """Return the error for requests of the ended worker ``name``, with the reason if the server killed it."""
-    why = ""
+def unhealthy(name: str, kill: Kill | None, end: WorkerEnd | None = None) -> ConchError:
+    """Return the error for requests of the ended worker ``name``, with the reason if the server killed it.
+
+    Else, it tells its ``end``, if given: that of a worker which was loading its model.
+    """
+    why = f" It {end.text}." if end is not None and kill is None else ""
     if kill is not None and kill.cause is not Cause.PROTOCOL:  # protocol errors are internal details
         why = f" It was killed: {kill.reason}."
     return internal(f"Stub process '{name}' is not healthy.{why}")

@@ -513,4 +513,4 @@ class WorkerProcess:
             on_exit(self)
 
     def _unhealthy(self) -> ConchError:
-        return unhealthy(self.name, self._killed)
+        return unhealthy(self.name, self._killed, self.end if self.loading else None)

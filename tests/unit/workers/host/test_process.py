@@ -119,13 +119,14 @@ async def test_batch_for_a_dead_worker_fails_at_once() -> None:
 
 
 @fake_clock
-async def test_worker_that_dies_before_it_has_answered_fails_the_load() -> None:
-    process, child = make_process()
+async def test_worker_that_dies_before_it_has_answered_fails_the_load_with_its_end() -> None:
+    process, child = make_process(loading=True)
     asking = asyncio.create_task(process.ask({"op": "start"}))
     await settle()
-    child.exit(1)
-    with pytest.raises(ConchError, match="not healthy"):
+    child.exit(-9)
+    with pytest.raises(ConchError) as failed:
         await asking
+    assert failed.value.message == f"{UNHEALTHY} It was killed by SIGKILL, possibly because memory ran out."
 
 
 @fake_clock
