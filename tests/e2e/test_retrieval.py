@@ -240,6 +240,7 @@ def test_tokens_have_their_places_in_the_text(site: Site) -> None:
     assert (status, answer["error"]) == (413, "prompt_name is 'other'; the checkpoint has query, document")
     bare = site.ask("/v2/models/ranker/tokenize", inputs=[text], add_special_tokens=False)[0]
     assert [token["id"] for token in bare] == encoding["input_ids"][1:-1]
+    assert site.ask("/tokenize", model="embedder", prompt="")["tokens"] == site.tokenizer("")["input_ids"]
     shown = site.ask("/tokenize", model="embedder", prompt=text, return_token_strs=True)
     assert (shown["tokens"], shown["count"]) == (encoding["input_ids"], len(encoding["input_ids"]))
     assert shown["token_strs"] == site.tokenizer.convert_ids_to_tokens(encoding["input_ids"])

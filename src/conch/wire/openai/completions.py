@@ -130,9 +130,7 @@ def read_prompts(fields: Fields, member: str, limit: int, *, empty: bool = False
 
     Raises ApiError.
     """
-    value = fields.take(member)
-    if value is None:
-        raise fields.missing(member)
+    value = fields.required(member)
     if value == []:
         raise ApiError(f"{member} must be non-empty", member)
     several = type(value) is list and type(value[0]) is not int

@@ -121,6 +121,13 @@ class Fields:
         self._known.add(member)
         return self._members.pop(member, None)
 
+    def required(self, member: str) -> Any:
+        """Take a member of any type, which must have a value."""
+        value = self.take(member)
+        if value is None:
+            raise self.missing(member)
+        return value
+
     def text(self, member: str) -> str | None:
         value = self.take(member)
         if value is not None and type(value) is not str:

@@ -73,9 +73,7 @@ class TextOptions:
 
 def read_list(fields: Fields, member: str, maximum: int = MAX_TEXTS) -> list[Any]:
     """Take a required member: an array, or a text as an array of one. Raises ApiError for none or too many."""
-    value = fields.take(member)
-    if value is None:
-        raise fields.missing(member)
+    value = fields.required(member)
     path = fields.name(member)
     if type(value) not in (str, list):
         raise wrong(path, value, "a string or an array")

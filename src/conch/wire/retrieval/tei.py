@@ -352,9 +352,7 @@ class DecodePlan(RetrievalPlan):
 
 def read_decode(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read a request to ``/decode``: the ``ids`` of one text, or of several."""
-    value = fields.take("ids")
-    if value is None:
-        raise fields.missing("ids")
+    value = fields.required("ids")
     listed = value if type(value) is list and value and type(value[0]) is list else [value]
     check_count(listed, "ids")
     ids = [checked_tokens(tokens, "ids" if len(listed) == 1 else f"ids[{row}]") for row, tokens in enumerate(listed)]

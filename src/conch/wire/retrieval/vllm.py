@@ -259,7 +259,8 @@ def read_tokenize(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     chat = fields.has("messages")
     inputs = [_chat_inputs(fields, signature)] if chat else None
     if inputs is None:
-        text = fields.required_text("prompt")
+        if type(text := fields.required("prompt")) is not str:
+            raise wrong("prompt", text, "a string")
         inputs = text_inputs(signature, [text], TextOptions(), output=TOKENS)[0]
     special = fields.flag("add_special_tokens", not chat)
     strings = fields.flag("return_token_strs")
@@ -300,7 +301,7 @@ class DetokenizePlan(RetrievalPlan):
 
 def read_detokenize(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read a request to ``/detokenize``."""
-    tokens = checked_tokens(fields.take("tokens"), "tokens")
+    tokens = checked_tokens(fields.required("tokens"), "tokens")
     fields.finish()
     plan = DetokenizePlan(rows=[1], outputs=(TOKENS,), parameters={"skip_special_tokens": False})
     return DecodedRequest(plan, text_inputs(signature, [tokens], TextOptions(), output=TOKENS)[0])

@@ -63,9 +63,7 @@ def read_items(fields: Fields, find_response: Callable[[str], Buffer]) -> tuple[
 
 def _read_input(fields: Fields, find_response: Callable[[str], Buffer]) -> list[Item]:
     """Read ``input``, a text or items."""
-    value = fields.take("input")
-    if value is None:
-        raise fields.missing("input")
+    value = fields.required("input")
     if type(value) is str:
         return [_read_item({"role": "user", "content": value}, "input", {})]
     if type(value) is not list:
@@ -163,9 +161,7 @@ def _read_message(members: Fields) -> Item:
 
 def _read_content(members: Fields, member: str) -> str | list[dict[str, Any]]:
     """Read a text or text parts."""
-    path, value = members.name(member), members.take(member)
-    if value is None:
-        raise members.missing(member)
+    path, value = members.name(member), members.required(member)
     if type(value) is str:
         return value
     if type(value) is not list:
