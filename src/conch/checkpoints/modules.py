@@ -162,7 +162,7 @@ class EmbeddingModel:
     the number of non-zero elements of a sparse vector (0: all), and ``normalize`` adds a normalization at the end.
     ``prefixes`` are prompts that begin with a token of the vocabulary, which the tokenizer must not divide.
     ``dimension`` is the size of a vector, -1 if it is unknown or differs between tasks. ``heads`` is true for a dense
-    model with the heads of BGE-M3, which also give sparse vectors and a vector per token.
+    model with the heads of BGE-M3, which also return sparse vectors and a vector per token.
     """
 
     family: str

@@ -204,7 +204,7 @@ def _token_vectors(checkpoint: Checkpoint, module: Module) -> Step:
 
 
 def _token_weights(checkpoint: Checkpoint, module: Module, vocabulary: Vocabulary) -> Step:
-    """Return the step that gives each token of a text its weight, times the text's vector if there is one."""
+    """Return the step that assigns each token of a text its weight, times the text's vector if there is one."""
     file = str(module.config.get("path") or "")
     if file.endswith(".json"):
         # Not a path of the checkpoint's author's machine: the file of that name in the folder of the module.

@@ -1,6 +1,6 @@
 """``conch request``: writes the body of an inference request to a file, and the ``curl`` line that sends it.
 
-The body is the protocol's JSON with the texts as binary data behind it, so that any text can be sent as it is.
+The body is the protocol's JSON with the texts as binary data behind it, so that any text can be sent unchanged.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def chance(labels: Sequence[int], reference: Sequence[int], names: Sequence[str]
 
 
 def same_label_warning(reference: Sequence[Array], names: Sequence[str]) -> list[str]:
-    """Return a warning if the reference gives the same label for all samples; ``reference`` has the labels of each."""
+    """Return a warning if the reference has the same label for all samples; ``reference`` has the labels of each."""
     labels = {int(label) for labels in reference for label in labels}
     if len(labels) > 1 or len(reference) < 2:
         return []

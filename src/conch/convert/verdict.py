@@ -49,7 +49,7 @@ def beside(usual: Cost, other: Cost, companion: Companion) -> Cost:
 
 
 def served(shape: Shape) -> Iterable[Shape]:
-    """Return the runs that the server makes of a request, which are limited to the tokens of a CPU batch."""
+    """Return the runs into which the server divides a request, which are limited to the tokens of a CPU batch."""
     return [Shape(len(run), shape.tokens) for run in runs([shape.tokens] * shape.batch, budget=CPU_TOKENS)]
 
 

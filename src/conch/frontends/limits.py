@@ -48,7 +48,7 @@ class TimeLimits:
 class ClientLimits:
     """Shared by all front ends: byte budget, time limits, connection limits, lister and event-loop budget.
 
-    Create it on the event loop, or give ``loop``. ``max_connections`` is 0 for as many as the descriptors allow.
+    Create it on the event loop, or pass ``loop``. ``max_connections`` is 0 for as many as the descriptors allow.
     """
 
     def __init__(

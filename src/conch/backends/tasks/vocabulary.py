@@ -74,7 +74,7 @@ class VocabularyPooling:
         return values.amax(1) if self._strategy == "max" else values.sum(1)
 
     def _agrees(self) -> bool:
-        """Whether pooling in the last layer gives the same as pooling the logits, for an example."""
+        """Whether pooling in the last layer equals pooling the logits, for an example."""
         torch = self._torch
         ids = torch.arange(12, device=self._network.device).reshape(2, 6) % self._network.config.vocab_size
         tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -184,7 +184,7 @@ class SplitVocabulary:
         return torch.cat(pooled, -1)[:, None]
 
     def _agrees(self) -> bool:
-        """Whether this gives the same as pooling the logits of the network, for an example."""
+        """Whether this equals pooling the logits of the network, for an example."""
         torch = self._torch
         ids = torch.arange(12).reshape(2, 6) % self._network.config.vocab_size
         arrays = {"input_ids": ids, MASK: torch.ones_like(ids)}

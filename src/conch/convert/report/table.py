@@ -313,7 +313,7 @@ def facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def short_report(manifest: Manifest) -> Report:
-    """Return the report as it is written in Markdown: facts, warnings, the choice, and all figures in a table."""
+    """Return the report in Markdown: facts, warnings, the choice, and all figures in a table."""
     refused = [
         f"Refused: {variant.name}: {'; '.join(variant.reasons)}."
         for variant in manifest.variants

@@ -184,7 +184,7 @@ class MarkParser:
         return True
 
     def _is_text(self, match: re.Match[str]) -> bool:
-        """Whether a mark of reasoning is text, because an answer stands before it."""
+        """Whether a mark of reasoning is text, because an answer precedes it."""
         begun = not self._fresh or bool(self._pending[: match.start()].strip())
         return begun and match.group() in (self._open, self._close) and match.group() not in self._special
 

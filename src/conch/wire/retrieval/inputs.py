@@ -140,7 +140,7 @@ def read_texts_or_tokens(fields: Fields, member: str) -> Texts:
 
 
 def text_or_image(item: Any, path: str) -> Any:
-    """Return the text or image in an object of Jina's API, and any other value as it is."""
+    """Return the text or image in an object of Jina's API, and any other value unchanged."""
     if type(item) is dict and len(item) == 1:
         if "text" in item:
             return item["text"]

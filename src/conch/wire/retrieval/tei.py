@@ -206,7 +206,7 @@ def _apply(
     *,
     raw: bool,
 ) -> None:
-    """Add the function that converts logits to scores; a model without the input can only give its own scores."""
+    """Add the function that converts logits to scores; a model without the input can only return its own scores."""
     if FUNCTION not in signature.inputs:
         if raw:
             raise ApiError(f"model '{signature.name}' does not return raw scores", "raw_scores")

@@ -72,7 +72,7 @@ class Rerank(EncoderTask):
             self._require_scores()
 
     def _require_scores(self) -> None:
-        """Raise UNSUPPORTED unless the graph of a causal language model gives the logits that make up a score."""
+        """Raise UNSUPPORTED unless the graph of a causal language model returns the logits of a score."""
         expected = 1 if self.plan.false_id is None else 2
         ids = np.arange(3, 9)[None]
         for engine in self.engine.parts:

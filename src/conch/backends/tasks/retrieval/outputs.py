@@ -3,7 +3,7 @@
 Dense: ``embedding`` FP32 ``[dimension]``. Sparse: ``sparse_indices`` INT64 ``[-1]``, ascending and padded with -1, and
 ``sparse_values`` FP32 ``[-1]``, padded with 0. Multi-vector: ``token_embeddings`` FP32 ``[-1, dimension]``, padded with
 zeros, and ``num_vectors`` UINT32 ``[1]``. Texts of one request are padded to the longest of them. Dense models with a
-network also give its output for each of the ``num_input_tokens``, if a request names it: ``last_hidden_state`` FP32
+network also return its output for each of the ``num_input_tokens``, if a request names it: ``last_hidden_state`` FP32
 ``[-1, size]``, padded with zeros.
 """
 

@@ -362,7 +362,7 @@ def gives_layers(part: Checkpoint, module: Module) -> bool:
 
 
 def output_of(module: Module) -> str:
-    """Return the output of the network that a Transformer module gives to the modules after it."""
+    """Return the output of the network that a Transformer module passes to the next modules."""
     named = (module.config.get("modality_config") or {}).get("text") or {}
     own = "logits" if predicts_tokens(module) else HIDDEN[0] if module.methods is None else FEATURES
     return str(named.get("method_output_name") or own)
