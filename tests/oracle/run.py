@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
+import itertools
 import os
 import random
 import re
@@ -10,9 +13,11 @@ import signal
 import socket
 import ssl
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +26,8 @@ from tests.oracle.install import Oracle, install, library_path
 #: Maximum number of starts of a server that aborts at the start: on a busy machine, its stubs sometimes crash, and the
 #: server with them.
 _STARTS = 3
+#: Number of ports that a process reserves: after a server has ended, its ports cannot be used for a minute.
+_RESERVED_PORTS = 400
 
 
 class TritonServer:
@@ -133,19 +140,35 @@ def perf_analyzer(*arguments: str, timeout: float = 300) -> subprocess.Completed
     )
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 on which nothing listens now.
+@functools.cache
+def _ports_of_this_process() -> Iterator[int]:
+    """Reserve ports that other test runs on this machine do not use, and repeat them endlessly.
 
-    They are below the range from which systems choose ports for clients and for servers on port 0. Otherwise the port
-    of a server that starts slowly could be taken, and its test would send requests to another test's server.
+    They are below the range from which systems choose ports for clients and for servers on port 0.
     """
-    ports: set[int] = set()
+    folder = Path(tempfile.gettempdir(), "conch-test-ports")
+    folder.mkdir(exist_ok=True)
+    starts = range(10_000, 30_000, _RESERVED_PORTS)
+    for start in random.SystemRandom().sample(starts, len(starts)):
+        descriptor = os.open(folder / str(start), os.O_CREAT | os.O_RDWR)  # locked until this process ends
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+        else:
+            return itertools.cycle(range(start, start + _RESERVED_PORTS))
+    raise RuntimeError(f"other test runs have reserved all ports in {folder}")
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 on which nothing listens now, and which no other test chooses before a server does."""
+    ports: list[int] = []
     while len(ports) < count:
-        port = random.SystemRandom().randint(10_000, 30_000)
+        port = next(_ports_of_this_process())
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
-            ports.add(port)
-    return list(ports)
+            ports.append(port)
+    return ports
 
 
 def wait_until_ready(
