@@ -29,13 +29,14 @@ import numpy as np
 
 from conch.core.errors import internal
 from conch.measure.perf.requests.payload import Payloads, SequencePlan, SequenceSource
-from conch.measure.perf.senders.calls import CallChannel, Judge
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.senders.channels.grpc import GrpcChannel, Rpc, StreamChannel
 from conch.measure.perf.senders.channels.http import EventChannel, HttpChannel, ReadEvent
 from conch.measure.perf.senders.load import ClosedLoad, OpenLoad, Schedule, Sending, share_of
 from conch.measure.perf.senders.records import (
+    CallChannel,
     Collected,
+    Judge,
     RecordBuffer,
     Unfinished,
     join_events,

@@ -20,8 +20,7 @@ from time import monotonic_ns
 from typing import Final
 
 from conch.measure.perf.requests.payload import Payloads, SequenceSource
-from conch.measure.perf.senders.calls import CallChannel, TimedCall
-from conch.measure.perf.senders.records import Outcome, RecordBuffer, Unfinished
+from conch.measure.perf.senders.records import CallChannel, Outcome, RecordBuffer, TimedCall, Unfinished
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ from tritonclient.grpc import service_pb2
 
 from conch.http2 import frames
 from conch.measure.perf.requests.payload import Payload
-from conch.measure.perf.senders.calls import CallChannel, TimedCall
 from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.senders.channels.grpc import GrpcChannel, Rpc, StreamChannel
 from conch.measure.perf.senders.channels.http import HttpChannel
-from conch.measure.perf.senders.records import Outcome
+from conch.measure.perf.senders.records import CallChannel, Outcome, TimedCall
 from tests.fakes.transports import FakeTransport
 
 MakeChannel = Callable[[asyncio.AbstractEventLoop, Address], CallChannel]

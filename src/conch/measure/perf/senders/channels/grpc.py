@@ -21,9 +21,8 @@ from google.protobuf.message import DecodeError
 from conch.core.protocol import grpc_service
 from conch.http2 import Field, HeaderDecoder, frames
 from conch.measure.perf.requests.encoding import ID_SIZE
-from conch.measure.perf.senders.calls import Judge, TimedCall
 from conch.measure.perf.senders.channels.connecting import Address, Connecting
-from conch.measure.perf.senders.records import Outcome
+from conch.measure.perf.senders.records import Judge, Outcome, TimedCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from conch.client.http1 import HttpFault, ResponseReader
-from conch.measure.perf.senders.calls import Judge, TimedCall
 from conch.measure.perf.senders.channels.connecting import Address, Connecting
-from conch.measure.perf.senders.records import Outcome
+from conch.measure.perf.senders.records import Judge, Outcome, TimedCall
 
 #: Maximum length of an error message (characters).
 _SHOWN: Final = 400
