@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import itertools
 import os
 import random
@@ -140,13 +139,12 @@ def perf_analyzer(*arguments: str, timeout: float = 300) -> subprocess.Completed
     )
 
 
-@functools.cache
-def _ports_of_this_process() -> Iterator[int]:
+def _reserved_ports() -> Iterator[int]:
     """Reserve ports that other test runs on this machine do not use, and repeat them endlessly.
 
     They are below the range from which systems choose ports for clients and for servers on port 0.
     """
-    folder = Path(tempfile.gettempdir(), "conch-test-ports")
+    folder = Path(tempfile.gettempdir(), "ports-of-conch-tests")
     folder.mkdir(exist_ok=True)
     starts = range(10_000, 30_000, _RESERVED_PORTS)
     for start in random.SystemRandom().sample(starts, len(starts)):
@@ -160,11 +158,15 @@ def _ports_of_this_process() -> Iterator[int]:
     raise RuntimeError(f"other test runs have reserved all ports in {folder}")
 
 
+#: At the import, because tests compare the open files of this process before and after.
+_PORTS = _reserved_ports()
+
+
 def free_ports(count: int) -> list[int]:
     """Return ports of 127.0.0.1 on which nothing listens now, and which no other test chooses before a server does."""
     ports: list[int] = []
     while len(ports) < count:
-        port = next(_ports_of_this_process())
+        port = next(_PORTS)
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             ports.append(port)
