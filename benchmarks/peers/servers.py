@@ -111,14 +111,27 @@ class VllmServer(Program):
 
 
 class LlamaServer(Program):
-    """llama.cpp's server over a GGUF file, with continuous batching and ``slots`` requests at a time."""
+    """llama.cpp's server over a GGUF file, with continuous batching and ``slots`` requests at a time.
 
-    def __init__(self, program: Path, file: Path, *, slots: int, context: int, log: Path | None = None) -> None:
+    It reads images with a ``projector``, if that is given.
+    """
+
+    def __init__(
+        self,
+        program: Path,
+        file: Path,
+        *,
+        slots: int,
+        context: int,
+        projector: Path | None = None,
+        log: Path | None = None,
+    ) -> None:
+        media = () if projector is None else ("--mmproj", str(projector))
         threads = str(len(os.sched_getaffinity(0)))
         super().__init__(
             str(program), "--model", str(file), "--parallel", str(slots), "--ctx-size", str(slots * context),
             "--threads", threads, "--threads-batch", threads, "--host", "127.0.0.1", "--port", "{port}", "--offline",
-            ready="/health", log=log,
+            *media, ready="/health", log=log,
         )  # fmt: skip
 
 
