@@ -85,7 +85,7 @@ def run(folder: Path, mode: str, seed: int, seconds: float, count: int) -> list[
         problems += [
             f"{name}: {after[name]} instead of {before[name]}" for name in before if after[name] != before[name]
         ]
-        print(f"descriptors and threads: {quiet} before, {aftermath.usage(server)} after")
+        problems += aftermath.until_empty(lambda: aftermath.more_used(server, quiet))
         for name in names:
             ask(server, f"/v2/repository/models/{name}/unload", {})
         problems += aftermath.until_empty(lambda: aftermath.still_loaded(server, names))

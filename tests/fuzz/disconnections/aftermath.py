@@ -10,14 +10,15 @@ from typing import Any, Final
 
 import psutil
 
-from tests.clients.asking import recording
 from tests.e2e.processes import workers
 from tests.fuzz.disconnections.faults import ask
-from tests.fuzz.disconnections.repository import SEQUENCES, SINGLE, STREAMING
+from tests.fuzz.disconnections.repository import SEQUENCES, SINGLE, STREAMING, transcription
 from tests.servers import ConchServer
 
 #: How long the server may take (s).
 PATIENCE: Final = 30.0
+#: Descriptors, or threads, that processes and pools may add which did not exist before the first large request.
+_MORE: Final = 24
 #: Gauges that are zero when no client has a request in flight.
 _GAUGES: Final = (
     "nv_inference_pending_request_count", "conch_bytes_in_flight", "conch_demand_waiting_requests",
@@ -73,8 +74,8 @@ def responses(server: ConchServer) -> dict[str, Any]:
     results["ranker"] = _rounded(
         ask(server, "/rerank", {"query": "a bus", "texts": ["a", "the bus"], "model": "ranker"})
     )
-    audio = recording().hex()
-    results["listener"] = len(audio)
+    request = transcription()
+    results["listener"] = ask(server, request.path, request.body, request.headers["content-type"])
     return results
 
 
@@ -103,6 +104,13 @@ def usage(server: ConchServer) -> tuple[int, int]:
     assert server.process is not None
     process = psutil.Process(server.process.pid)
     return process.num_fds(), process.num_threads()
+
+
+def more_used(server: ConchServer, before: tuple[int, int]) -> list[str]:
+    """Return the number of descriptors and threads if there are many more than ``before``, with the same models."""
+    now = usage(server)
+    grown = any(after > earlier + _MORE for after, earlier in zip(now, before, strict=True))
+    return [f"descriptors and threads: {now}, {before} before"] if grown else []
 
 
 def unexpected_lines(log: str) -> list[str]:

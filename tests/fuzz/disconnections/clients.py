@@ -80,7 +80,7 @@ class Clients:
         """Read a response; a stream of the console does not end."""
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         self.statuses[head.split(b" ", 2)[1].decode()] += 1
-        length = re.search(rb"content-length: (\d+)", head)
+        length = re.search(rb"\r\ncontent-length: (\d+)", head)
         if length is not None:
             body = await reader.readexactly(int(length[1]))
         elif b"no-store" in head:

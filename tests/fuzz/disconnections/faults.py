@@ -18,10 +18,10 @@ from tests.e2e.processes import workers
 from tests.servers import ConchServer
 
 
-def ask(server: ConchServer, path: str, body: Any = None) -> tuple[int, bytes]:
-    """Return the status and the body of the response to a request, a POST if there is a ``body``."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://{server.http}{path}", data, {"content-type": "application/json"})
+def ask(server: ConchServer, path: str, body: Any = None, content_type: str = "application/json") -> tuple[int, bytes]:
+    """Return the status and the body of the response to a request, a POST if there is a ``body``: bytes, or JSON."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{server.http}{path}", data, {"content-type": content_type})
     try:
         with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.status, reply.read()

@@ -230,6 +230,15 @@ class HttpRequest:
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+def transcription(more: bytes = b"", *, stream: bool = False) -> HttpRequest:
+    """Return a request for the transcription of a recording, with ``more`` bytes behind it."""
+    fields = {"model": "listener", "stream": json.dumps(stream)}
+    parts = [f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{text}\r\n' for name, text in fields.items()]
+    head = '--b\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+    body = "".join((*parts, head)).encode() + recording() + more + b"\r\n--b--\r\n"
+    return HttpRequest("/v1/audio/transcriptions", body, {"content-type": "multipart/form-data; boundary=b"})
+
+
 class RandomRequests:
     """Draws requests to all routes; ``regions`` are the names of registered regions of shared memory."""
 
@@ -369,16 +378,7 @@ class RandomRequests:
         return HttpRequest(kind, json.dumps(members).encode())
 
     def _recording(self) -> HttpRequest:
-        chance, boundary = self._chance, "boundary"
-        content = recording() + bytes(2 * 8000 * chance.choice((0, 0, 20)))
-        members = {"model": "listener", "stream": json.dumps(chance.random() < 0.5)}
-        parts = [
-            f'--{boundary}\r\ncontent-disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in members.items()
-        ]
-        head = f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
-        body = "".join((*parts, head)).encode() + content + f"\r\n--{boundary}--\r\n".encode()
-        kind = {"content-type": f"multipart/form-data; boundary={boundary}"}
-        return HttpRequest("/v1/audio/transcriptions", body, kind)
+        return transcription(bytes(16000 * self._chance.choice((0, 0, 20))), stream=self._chance.random() < 0.5)
 
     def _control(self) -> HttpRequest:
         paths = ("/v2/models/stats", "/v1/models", "/metrics", "/v2/models/plain", "/console/events", "/openapi.json")
