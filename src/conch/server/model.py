@@ -6,6 +6,7 @@ Its executor runs the requests: a dispatcher with workers, an ensemble or a remo
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -21,7 +22,16 @@ from conch.config.complete import LOADS_ADAPTERS, OUTPUT_FORMAT
 from conch.config.schema import ModelConfig, datatype, implementation
 from conch.config.signature import full_shape, parameters, platform
 from conch.config.signature import signature as make_signature
-from conch.core.errors import Code, ConchError, did_you_mean, invalid, unavailable, unsupported
+from conch.core.errors import (
+    Code,
+    ConchError,
+    did_you_mean,
+    error_text,
+    internal,
+    invalid,
+    unavailable,
+    unsupported,
+)
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.core.tensors import WireTensor
 from conch.core.validation import validate_request
@@ -33,6 +43,8 @@ from conch.server.execution.executor import STOPPING, Executor
 from conch.server.runtime_facts import RuntimeFacts, adapters, shown
 from conch.server.schedulers.ordering import InOrder
 from conch.telemetry.statistics import FailureReason, ModelStatistics
+
+LOG = logging.getLogger("conch")
 
 # In Triton's protocol a request may have any parameters, and backends ignore unknown ones: a misspelt option has no
 # effect and causes no error. Python models and ensembles keep this behaviour. The wire formats check the parameters
@@ -297,11 +309,15 @@ class Model:
         self.in_flight += 1
         try:
             self._submit(request)
-        except ConchError as error:
+        except Exception as error:
             _refuse(request)
             self.let_go()
-            if error.code is not Code.INVALID_ARG:  # client errors are not counted, as in validation
+            # Client errors are not counted, as in validation.
+            if not (isinstance(error, ConchError) and error.code is Code.INVALID_ARG):
                 self.statistics.record_failure(FailureReason.REJECTED, monotonic_ns() - request.times.arrived)
+            if not isinstance(error, ConchError):
+                LOG.exception("a request of '%s' could not be queued", self.name)
+                raise internal(error_text(error)) from None
             raise
         if self._order is not None and not request.finished:
             self._order.admit(request)

@@ -26,7 +26,7 @@ class FakeExecutor(Executor):
 
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []
-        self.refusal: ConchError | None = None
+        self.refusal: Exception | None = None
         self.stopped = False
 
     def continues(self, request: InferRequest) -> bool:
@@ -147,10 +147,16 @@ async def test_invalid_request_is_refused_and_not_counted(model: Model) -> None:
     assert (model.in_flight, model.statistics.fail_count) == (0, 0)
 
 
-async def test_request_that_the_queue_refuses_is_counted_as_rejected(model: Model, executor: FakeExecutor) -> None:
-    executor.refusal = unavailable("full")
-    with pytest.raises(ConchError, match="full"):
+@pytest.mark.parametrize(
+    ("refusal", "code"), [(unavailable("full"), Code.UNAVAILABLE), (KeyError("a bug"), Code.INTERNAL)]
+)
+async def test_request_that_the_queue_refuses_is_counted_as_rejected(
+    model: Model, executor: FakeExecutor, refusal: Exception, code: Code
+) -> None:
+    executor.refusal = refusal
+    with pytest.raises(ConchError, match=r"full|a bug") as refused:
         model.infer(make(Answers()))
+    assert refused.value.code is code
     assert (model.in_flight, model.statistics.failures[FailureReason.REJECTED]) == (0, 1)
 
 
