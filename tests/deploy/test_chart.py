@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -32,13 +30,16 @@ EVERYTHING = (
     "tolerations[0].key=gpu", "tolerations[0].operator=Exists", "podAnnotations.a=b", "podLabels.c=d",
     "podMonitor.labels.release=prometheus", "service.annotations.e=f",
 )  # fmt: skip
-SLOW = """
+WAITING = """
 import time
+from pathlib import Path
+
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        time.sleep(0.5)
+        while not Path({go!r}).exists():
+            time.sleep(0.01)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
 """
 CONFIG = """
@@ -120,26 +121,25 @@ def test_kubernetes_waits_longer_than_a_stopping_server() -> None:
 
 def test_the_container_answers_its_probes_and_drains(tmp_path: Path) -> None:
     resources = render(MODELS)
-    write(tmp_path / "models", "slow", CONFIG, {"1/model.py": SLOW})
+    go = tmp_path / "go"
+    write(tmp_path / "models", "waiting", CONFIG, {"1/model.py": WAITING.format(go=str(go))})
     body = {"inputs": [tensor("X", "INT32", [1], [1])]}
     with ContainerProcess(container(resources)["args"], {"/models": tmp_path / "models"}, tmp_path / "log") as server:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             path = container(resources)[probe]["httpGet"]["path"]
             with urllib.request.urlopen(f"http://{server.http}{path}", timeout=5) as reply:
                 assert reply.status == 200
-        began = threading.Barrier(5)
 
         def ask() -> int:
-            began.wait()
-            return post(server.http, "/v2/models/slow/infer", body).status
+            return post(server.http, "/v2/models/waiting/infer", body).status
 
         with ThreadPoolExecutor(4) as pool:
             asked = [pool.submit(ask) for _ in range(4)]
-            began.wait()
-            eventually(lambda: pending(server.metrics) >= 2, "requests that wait")
+            eventually(lambda: pending(server.metrics) == 3, "requests that wait")
             assert server.process is not None
             server.process.terminate()
-            assert not ready(server.http)
+            eventually(lambda: not ready(server.http), "no readiness")
+            go.touch()
             assert [one.result() for one in asked] == [200] * 4
         grace = resources["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         assert server.process.wait(grace) == 0
@@ -154,8 +154,6 @@ def pending(metrics: str) -> float:
 
 
 def ready(http: str) -> bool:
-    """Whether the server is ready, half a second after it was asked to stop."""
-    time.sleep(0.5)
     try:
         with urllib.request.urlopen(f"http://{http}/v2/health/ready", timeout=5):
             return True

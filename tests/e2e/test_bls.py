@@ -64,7 +64,8 @@ class TritonPythonModel:
 @pytest.fixture
 def server(serve: Serve, tmp_path: Path) -> ConchServer:
     write(tmp_path / "models", "caller", CONFIG, {"1/model.py": CALLER})
-    return serve("gate", "plus_one", flags=("--model-control-mode=explicit", "--load-model=*"))
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--exit-timeout-secs=300")
+    return serve("gate", "plus_one", flags=flags)
 
 
 def run(server: ConchServer, program: str) -> Reply:

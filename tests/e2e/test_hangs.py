@@ -149,7 +149,7 @@ def test_load_that_does_nothing_fails_with_its_reason(serve: Serve, events: Even
 
 
 def test_server_stops_although_a_model_blocks_in_initialize(serve: Serve, events: Events) -> None:
-    server = serve("e2e/stuck", wait=False)
+    server = serve("e2e/stuck", flags=("--exit-timeout-secs=300",), wait=False)
     events.wait("stuck")
     assert server.process is not None
     server.process.terminate()

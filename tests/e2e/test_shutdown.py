@@ -34,7 +34,7 @@ def refuses(server: ConchServer, path: str) -> bool:
 def test_accepted_requests_are_answered_when_the_server_is_stopped(
     serve: Serve, events: Events, background: Background, sign: int
 ) -> None:
-    server = serve("gate", flags=("--exit-timeout-secs=30",))
+    server = serve("gate", flags=("--exit-timeout-secs=300",))
     futures = [background(pass_gate, server, events, "running")]
     events.wait("running.started")
     names = [f"n{n}" for n in range(10)]
@@ -58,7 +58,7 @@ def test_accepted_requests_are_answered_when_the_server_is_stopped(
 
 
 def test_stopping_an_idle_server_ends_it_at_once(serve: Serve, tmp_path: Path) -> None:
-    server = serve("gate", flags=("--exit-timeout-secs=30",))
+    server = serve("gate", flags=("--exit-timeout-secs=300",))
     assert server.process is not None
     server.process.terminate()
     assert server.process.wait(60) == 0
@@ -93,7 +93,7 @@ def test_idle_instances_are_finalized_when_busy_ones_cannot_finish_in_time(
 
 
 def test_second_signal_does_not_lose_requests(serve: Serve, events: Events, background: Background) -> None:
-    server = serve("gate", flags=("--exit-timeout-secs=30",))
+    server = serve("gate", flags=("--exit-timeout-secs=300",))
     running = background(pass_gate, server, events, "running")
     events.wait("running.started")
     assert server.process is not None
@@ -133,7 +133,7 @@ def test_replaced_version_can_call_other_models_while_the_server_stops(
     serve: Serve, events: Events, background: Background, tmp_path: Path
 ) -> None:
     write(tmp_path / "models", "caller", CALLER_CONFIG, {"1/model.py": CALLER})
-    flags = ("--exit-timeout-secs=30", "--model-control-mode=explicit", "--load-model=*")
+    flags = ("--exit-timeout-secs=300", "--model-control-mode=explicit", "--load-model=*")
     server = serve("identity_fp32", flags=flags)
     body = {"inputs": [{"name": "INPUT", "datatype": "FP32", "shape": [1], "data": [1.5]}]}
     running = background(post, server.http, "/v2/models/caller/infer", body)
