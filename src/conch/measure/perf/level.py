@@ -274,12 +274,13 @@ class LevelRun:
         return len(records)
 
     def _over(self) -> bool:
-        """Whether to stop taking windows: they are stable, or the server does not respond."""
+        """Whether to stop taking windows: they are stable, the server does not respond, or every request has failed."""
         silent = self.stability.silent
         if silent:
             self.gone = self._around.gone()
             seconds = sum(window.figures.seconds for window in self.windows[-silent:])
-            if self.gone or (silent >= WINDOWS and seconds >= _SILENCE_SECONDS):
+            only_failures = all(window.figures.failures for window in self.windows) and silent == len(self.windows)
+            if self.gone or ((silent >= WINDOWS or only_failures) and seconds >= _SILENCE_SECONDS):
                 return True
         return self.stability.over
 

@@ -93,7 +93,7 @@ class _Trial:
         self._alone = [self._steps(text, length) for text, length in self._prompts()]
 
     def holds(self, way: Callable[[], list[tuple[int, int, Tensor]]]) -> bool:
-        """Whether ``way``, which yields (text, step, logits), computes the same logits as for each text alone."""
+        """Whether ``way``, which returns (text, step, logits), computes the same logits as for each text alone."""
         tolerance = tie_of(self._network.model)
         try:
             for text, step, logits in way():
