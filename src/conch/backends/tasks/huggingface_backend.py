@@ -199,7 +199,7 @@ class HuggingFaceBackend(BatchBackend):
 class EngineOpener:
     """Opens the engine of a checkpoint for the instances of a worker, with the head that the task requests.
 
-    ``device`` is PyTorch's name of the device, such as ``cpu`` or ``cuda:0``. ``instances`` threads run concurrently.
+    ``device`` is PyTorch's name of the device, such as ``cpu`` or ``cuda:0``.
     """
 
     def __init__(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> None:
@@ -207,7 +207,6 @@ class EngineOpener:
         self._instance = instance
         self.on_gpu = instance["kind"] == "GPU"
         self.device = f"cuda:{instance['device_id']}" if self.on_gpu else "cpu"
-        self.instances = int(instance["count"])
         self._engine: NetworkEngine | None = None
         self._opened: dict[tuple[Path, str, Any], NetworkEngine] = {}
 

@@ -196,8 +196,7 @@ def _head(slot: Slot) -> InferRequest:
 class OldestFirst:
     """Forms the batches of one instance from at most one request per sequence, oldest first."""
 
-    def __init__(self, instance: InstanceSlots, policy: SequencePolicy, signature: ModelSignature) -> None:
-        self._instance = instance
+    def __init__(self, policy: SequencePolicy, signature: ModelSignature) -> None:
         self._queue = RequestQueue()
         self._batcher = DynamicBatcher(
             self._queue, signature, preferred=policy.preferred, max_delay_us=policy.max_delay // NS_PER_US
@@ -278,7 +277,7 @@ class SequenceScheduler(Scheduler):
         instance = InstanceSlots(key, self.policy.slots, next(self._order))
         self._instances[key] = instance
         self._rows[key] = (
-            OldestFirst(instance, self.policy, self._signature)
+            OldestFirst(self.policy, self._signature)
             if self.policy.oldest
             else DirectRows(instance, self.policy, self._signature, self._preparer)
         )
