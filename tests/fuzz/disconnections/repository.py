@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import struct
+from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.checkpoints import train_tokenizer, write_adapter, write_checkpoint
@@ -154,6 +155,8 @@ parameters { key: "model" value { string_value: "%s" } }
 """
 #: Numbers of elements of requests.
 _SIZES: Final = (1, 1, 1, 1, 30, 30, LARGE // 4)
+#: What follows the first element.
+_REST: Final = [float(number % 7) for number in range(LARGE // 4)]
 #: Models that respond once to ``X`` with ``Y``; models that stream; models with sequences.
 SINGLE: Final = (
     "plain", "cached", "limited", "limited_too", "timed", "caller", "iterating", "chain", "cached_chain",
@@ -270,7 +273,7 @@ class RandomRequests:
         elif chance.random() < 0.3:
             tensor.contents.fp32_contents.extend(values)
         else:
-            request.raw_input_contents.append(struct.pack(f"<{size}f", *values))
+            request.raw_input_contents.append(array("f", values).tobytes())
         if name in SEQUENCES:
             request.parameters["sequence_id"].int64_param = chance.randint(1, 6)
             request.parameters["sequence_start"].bool_param = chance.random() < 0.4
@@ -287,7 +290,7 @@ class RandomRequests:
         return request
 
     def _values(self, size: int) -> list[float]:
-        return [float(self._chance.choice((0, 1, 5, 20, 60))), *(float(number % 7) for number in range(1, size))]
+        return [float(self._chance.choice((0, 1, 5, 20, 60))), *_REST[: size - 1]]
 
     def _infer(self) -> HttpRequest:
         chance = self._chance
@@ -306,14 +309,14 @@ class RandomRequests:
             }  # fmt: skip
             outputs = {"shared_memory_region": chance.choice(self._regions), "shared_memory_byte_size": 4 * size}
             document["outputs"] = [{"name": "Y", "parameters": outputs}]
-            return HttpRequest(path, json.dumps(document).encode())
+            return HttpRequest(path, orjson.dumps(document))
         if kind == "binary":
             tensor["parameters"] = {"binary_data_size": 4 * size}
-            header = json.dumps(document).encode()
+            header = orjson.dumps(document)
             sizes = {"inference-header-content-length": str(len(header))}
-            return HttpRequest(path, header + struct.pack(f"<{size}f", *values), sizes)
+            return HttpRequest(path, header + array("f", values).tobytes(), sizes)
         tensor["data"] = values
-        body = json.dumps(document).encode()
+        body = orjson.dumps(document)
         if kind == "gzip":
             encodings = {"content-encoding": "gzip", "accept-encoding": "gzip"}
             return HttpRequest(path, gzip.compress(body, 1), encodings)
@@ -325,7 +328,7 @@ class RandomRequests:
         if self._chance.random() < 0.3:
             name, body = "writer", {"text_input": self._text(), "max_tokens": 60, "stream": True}
         kind = "generate_stream" if self._chance.random() < 0.7 else "generate"
-        return HttpRequest(f"/v2/models/{name}/{kind}", json.dumps(body).encode())
+        return HttpRequest(f"/v2/models/{name}/{kind}", orjson.dumps(body))
 
     def _sequence(self) -> HttpRequest:
         chance = self._chance
@@ -337,7 +340,7 @@ class RandomRequests:
                 "sequence_end": chance.random() < 0.3,
             },
         }
-        return HttpRequest(f"/v2/models/{chance.choice(SEQUENCES)}/infer", json.dumps(document).encode())
+        return HttpRequest(f"/v2/models/{chance.choice(SEQUENCES)}/infer", orjson.dumps(document))
 
     def _text(self) -> str:
         chance = self._chance
@@ -360,7 +363,7 @@ class RandomRequests:
                 members["previous_response_id"] = chance.choice(self.ids)
         else:
             members |= {"messages": [{"role": "user", "content": text}], "max_tokens": tokens}
-        return HttpRequest(f"/v1/{kind}", json.dumps(members).encode())
+        return HttpRequest(f"/v1/{kind}", orjson.dumps(members))
 
     def _retrieval(self) -> HttpRequest:
         chance = self._chance
@@ -375,7 +378,7 @@ class RandomRequests:
             members = {"model": "ranker", "query": texts[0], "documents": texts}
         else:
             members = {"inputs": texts}
-        return HttpRequest(kind, json.dumps(members).encode())
+        return HttpRequest(kind, orjson.dumps(members))
 
     def _recording(self) -> HttpRequest:
         return transcription(bytes(16000 * self._chance.choice((0, 0, 20))), stream=self._chance.random() < 0.5)
