@@ -36,6 +36,14 @@ class FakeWorker:
     def register_adapter(self, name: str, path: str) -> None:
         self.adapters[name] = path
 
+    async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
+        self.adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        if not self.alive:
+            raise internal(f"Stub process '{self.name}' is not healthy.")
+        del self.adapters[name]
+
     def execute(self, requests: Sequence[InferRequest], on_done: Callable[[Execution], None]) -> None:
         for request in requests:
             request.times.started = 1

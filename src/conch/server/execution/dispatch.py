@@ -272,12 +272,11 @@ class Dispatcher(Executor):
                     await process.load_adapter(name, path, in_place)
                     loaded.append(process)
             except ConchError:
-                before = self.adapters.get(name)
-                for process in loaded:
-                    if before is None:
-                        await process.unload_adapter(name)
-                    else:
-                        process.register_adapter(name, before)
+                if name not in self.adapters:
+                    await _unload_adapter(name, loaded)
+                else:
+                    for process in loaded:
+                        process.register_adapter(name, self.adapters[name])
                 raise
             self.adapters[name] = path
             for process in self.processes:
@@ -289,8 +288,9 @@ class Dispatcher(Executor):
             if name not in self.adapters:
                 raise not_found(f"LoRA adapter '{name}' was not loaded by a client")
             del self.adapters[name]
-            for process in self.processes:
-                await process.unload_adapter(name)
+            errors = await _unload_adapter(name, self.processes)
+            if errors:
+                raise errors[0]
 
     def add(self, worker: SupervisedWorker) -> None:
         """Add a worker, which calls :meth:`on_available` when it can run batches."""
@@ -503,3 +503,13 @@ class Dispatcher(Executor):
 
 def _unhealthy(worker: SupervisedWorker) -> ConchError:
     return internal(f"Stub process '{worker.name}' is not healthy.")
+
+
+async def _unload_adapter(name: str, processes: Sequence[WorkerProcess]) -> list[BaseException]:
+    """Unload a LoRA adapter from all processes; returns the errors of those that have not ended."""
+    results = await asyncio.gather(*(process.unload_adapter(name) for process in processes), return_exceptions=True)
+    return [
+        result
+        for process, result in zip(processes, results, strict=True)
+        if isinstance(result, BaseException) and process.alive
+    ]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from conch.core.errors import Code, ConchError, internal
+from conch.core.errors import Code, ConchError, internal, invalid
 from conch.core.inference import ModelSignature
 from conch.server.execution import worker as instance_module
 from conch.server.execution.dispatch import Dispatcher
@@ -348,3 +348,28 @@ async def test_an_unfinished_request_continues_at_once_where_the_scheduler_forms
     assert list(execution.requests) == [second]
     worker.finish_batch()
     assert (large.finals, large.error, short.finals, short.error) == (1, None, 1, None)
+
+
+async def test_a_worker_that_has_ended_does_not_leave_an_adapter_in_others() -> None:
+    bench = Bench(count=3)
+    await bench.dispatcher.load_adapter("red", "a", False)
+    assert [worker.adapters for worker in bench.workers] == [{"red": "a"}] * 3
+    bench.workers[0].alive = False
+    await bench.dispatcher.unload_adapter("red")
+    assert [worker.adapters for worker in bench.workers[1:]] == [{}, {}]
+
+
+@pytest.mark.parametrize("before", [{}, {"red": "a"}], ids=["new", "replaced"])
+async def test_an_adapter_that_one_worker_refuses_is_undone_in_the_others(before: dict[str, str]) -> None:
+    bench = Bench(count=3)
+    for name, path in before.items():
+        await bench.dispatcher.load_adapter(name, path, False)
+
+    async def refuse(*_: object) -> None:
+        bench.workers[0].alive = False
+        raise invalid("refused")
+
+    bench.workers[2].load_adapter = refuse  # type: ignore[method-assign]
+    with pytest.raises(ConchError, match="refused"):
+        await bench.dispatcher.load_adapter("red", "b", True)
+    assert bench.workers[1].adapters == bench.workers[2].adapters == bench.dispatcher.adapters == before
