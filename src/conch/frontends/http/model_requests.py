@@ -7,8 +7,9 @@ disconnects, they are cancelled.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -156,13 +157,13 @@ class Translation:
 class EntryNeeded(ConchError):
     """Stored or fetched data must be read; the caller can wait for it and call again. ``read`` returns its size."""
 
-    def __init__(self, read: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, read: Callable[[], Coroutine[Any, Any, int]]) -> None:
         super().__init__("an entry must be read", Code.UNAVAILABLE)
         self._read = read
 
     async def wait(self) -> int:
         """Read the data, and return its size (bytes)."""
-        return await self._read()
+        return await asyncio.create_task(self._read())  # timeouts need a task, which an exchange may not have yet
 
 
 class ModelRequests:
