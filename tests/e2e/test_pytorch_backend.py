@@ -118,4 +118,4 @@ def test_sequence_keeps_its_state(server: ConchServer) -> None:
 def test_torchscript_without_a_configuration_says_what_is_missing(server: ConchServer) -> None:
     index = {entry["name"]: entry for entry in post(server.http, "/v2/repository/index").json()}
     assert index["bare"]["state"] == "UNAVAILABLE"
-    assert "write them; forward takes image" in index["bare"]["reason"]
+    assert "add them; forward takes image" in index["bare"]["reason"]
