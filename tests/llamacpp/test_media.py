@@ -175,13 +175,10 @@ def test_tokens_are_those_of_libmtmd_alone_and_in_a_busy_batch(case: Case) -> No
         assert {id: tokens(busy[id]) for id in wanted} == wanted
 
 
-@pytest.mark.parametrize("retained", [512, 0], ids=["retained", "saved"])
-def test_image_of_an_earlier_prompt_is_not_read_again(
-    case: Case, retained: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("conch.backends.engines.llamacpp.decoder.RETAINED", retained)
+@pytest.mark.parametrize("cache_ram", [0, 100], ids=["retained", "saved"])
+def test_image_of_an_earlier_prompt_is_not_read_again(case: Case, cache_ram: int) -> None:
     wanted = case.helper.greedy((TEXTS[0], TEXTS[1] * 8), case.contents[:1])
-    with case.opened() as engine:
+    with case.opened(arguments={"cache_ram": cache_ram}) as engine:
         for id, texts in ((1, (TEXTS[0], TEXTS[1] * 7)), (2, (TEXTS[0], TEXTS[1] * 8))):
             steps = finished_by_id(engine, case.request(id, engine, texts, case.contents[:1]))
         assert tokens(steps[2]) == wanted

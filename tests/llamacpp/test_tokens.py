@@ -177,13 +177,15 @@ def test_penalties_and_bias_change_the_tokens(engine: GenerationEngine, prompts:
     assert len(set(penalised)) > len(set(repeating))
 
 
-@pytest.mark.parametrize("kv_unified", ["true", "false"])
-def test_prefix_is_reused_and_gives_the_same_tokens(path: Path, prompts: list[list[int]], kv_unified: str) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"cache_ram": 0}, {"kv_unified": "false"}], ids=str)
+def test_prefix_is_reused_and_gives_the_same_tokens(
+    path: Path, prompts: list[list[int]], arguments: dict[str, Any]
+) -> None:
     prompt = prompts[-1]
     with opened(path, prefix_caching=False) as engine:
         (without,) = greedy(engine, [prompt]).values()
         assert engine.usage().prefix_hits == 0
-    with opened(path, max_sequences=4, arguments={"kv_unified": kv_unified}) as engine:
+    with opened(path, max_sequences=4, arguments=arguments) as engine:
         first, second = (greedy(engine, [prompt])[0] for _ in range(2))
         assert engine.usage().prefix_hits > len(prompt) // 2
         branch = [*prompt[: len(prompt) // 2], *prompts[0]]
@@ -191,10 +193,7 @@ def test_prefix_is_reused_and_gives_the_same_tokens(path: Path, prompts: list[li
     assert first == second == without
 
 
-def test_saved_prefix_gives_the_same_tokens(
-    path: Path, prompts: list[list[int]], expected: list[list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("conch.backends.engines.llamacpp.decoder.RETAINED", 0)
+def test_saved_prefix_gives_the_same_tokens(path: Path, prompts: list[list[int]], expected: list[list[Any]]) -> None:
     with opened(path, max_sequences=8) as engine:
         for prompt in prompts:
             greedy(engine, [prompt])

@@ -38,7 +38,7 @@ LLAMACPP_PARAMETERS: Final = (
         "cache_ram",
         "MiB",
         "the size of the KV cache",
-        "engine `llamacpp`: memory for the tokens of ended sequences that the KV cache has no room for",
+        "engine `llamacpp`: memory for the tokens of ended sequences outside the KV cache",
     ),
     Parameter(
         "mmproj",

@@ -5,9 +5,9 @@ batcher therefore only count: sequences never need more cells than their blocks 
 
 The order in which attention adds up tokens follows from their cells. If results must not depend on other sequences,
 or if ``kv_unified`` is false, each slot has a separate part of the cache, which it fills from the start. In a
-shared cache, attention also passes over the cells of other sequences, which takes time: with 12,000 cells of ended
-sequences, a token of SmolLM2-135M takes 1.8 times as long. Therefore the number of these cells is limited, and the
-tokens of further sequences are copied to memory outside the cache.
+shared cache, attention passes over all cells up to the last used one, which takes time: with 12,000 cells of ended
+sequences, a token of SmolLM2-135M takes 1.8 times as long. Therefore the tokens of ended sequences are copied to memory
+outside the cache.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ BATCHED: Final = 512
 SEQUENCES: Final = 32
 TOKENS_EACH: Final = 4096
 PART_OF_MEMORY: Final = 8
-#: The maximum number of tokens of ended sequences in a shared cache.
-RETAINED: Final = 512
 #: llama.cpp's sizes of caches are multiples of this (tokens).
 _CELLS: Final = 256
 #: The status of ``llama_decode`` for a full cache, and llama.cpp's split mode for one GPU.
@@ -78,7 +76,6 @@ class LlamaDecoder(Decoder):
         if sequences > most:
             raise invalid(f"parameter 'max_num_seqs' is {sequences}; llama.cpp has at most {most} sequences")
         self._separate = not arguments.kv_unified
-        self.retained_tokens = None if self._separate else RETAINED
         # Every slot of a recurrent model has its own memory; the slots of other models only share the cache.
         self.slots = most if self.rewinds and not self._separate else sequences
         context = spec.context or int(module.llama_model_n_ctx_train(self._model))
@@ -97,6 +94,7 @@ class LlamaDecoder(Decoder):
         if self.rewinds and not self._separate:
             default = cells * self.token_bytes
             self.saved_bytes = default if arguments.cache_ram is None else arguments.cache_ram << 20
+            self.retained_tokens = 0 if self.saved_bytes else None
         cache = " and ".join(dict.fromkeys((arguments.type_k, arguments.type_v)))
         self.precision = weights_type(gguf) + ("" if recurrent else f" (KV cache {cache})")
         self._batch = LlamaBatch.of(module, self.batched_tokens)

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from conch.backends.batching.decoder import Chunk
-from conch.backends.engines.llamacpp.decoder import RETAINED, LlamaDecoder
+from conch.backends.engines.llamacpp.decoder import LlamaDecoder
 from conch.backends.engines.llamacpp.lora import gguf_adapter
 from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
 from conch.backends.generation.generation_backend import open_engine
@@ -139,6 +139,7 @@ def test_tokens_of_a_slot_are_saved_and_restored(tmp_path: Path) -> None:
 def test_saved_tokens_have_a_limit(tmp_path: Path, arguments: dict[str, Any], size: int) -> None:
     decoder = LlamaDecoder(spec(tmp_path, cache_tokens=512, max_sequences=1, arguments=arguments))
     assert (decoder.token_bytes, decoder.saved_bytes) == (256, size)
+    assert decoder.retained_tokens == (0 if size else None)
     decoder.saved_bytes = 2
     decoder.run([Chunk(0, 0, [1, 2, 3])])
     assert decoder.save(0) is None
@@ -157,7 +158,7 @@ def test_limits_are_those_of_the_file_the_library_and_the_parameters(tmp_path: P
     parameters = llama_cpp.contexts[-1].parameters
     assert (parameters.n_seq_max, parameters.n_batch, parameters.n_ubatch) == (64, 64, 64)
     assert (parameters.n_threads, parameters.n_threads_batch) == (3, 3)
-    assert (parameters.kv_unified, decoder.retained_tokens) == (True, RETAINED)
+    assert (parameters.kv_unified, decoder.retained_tokens) == (True, 0)
     assert LlamaDecoder(spec(tmp_path)).context == llama_cpp.CONTEXT
     most = f"parameter 'max_num_seqs' is 65; llama.cpp has at most {llama_cpp.SEQUENCES} sequences"
     assert refusal(tmp_path, max_sequences=65).message == most
