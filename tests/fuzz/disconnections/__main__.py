@@ -118,15 +118,15 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="write models and log here")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
-    problems: list[str] = []
+    failed = False
     for mode in arguments.mode or MODES:
         with tempfile.TemporaryDirectory() as temporary:
             folder = (arguments.keep or Path(temporary)) / mode
             folder.mkdir(parents=True)
-            found = run(folder, mode, arguments.seed, arguments.seconds, arguments.clients)
-            problems += [f"{mode}: {problem}" for problem in found]
-    print("\n".join(problems) or "Nothing is left of any request.")
-    return bool(problems)
+            problems = run(folder, mode, arguments.seed, arguments.seconds, arguments.clients)
+        print(f"{mode}:", "\n".join(problems) or "nothing is left of any request", flush=True)
+        failed = failed or bool(problems)
+    return failed
 
 
 if __name__ == "__main__":
