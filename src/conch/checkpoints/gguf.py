@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from conch.config.reading import open_regular
+from conch.config.reading import gguf_stem, open_regular
 from conch.core.errors import ConchError, invalid
 
 _MAGIC: Final = b"GGUF"
@@ -194,7 +194,7 @@ class TensorData:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read the metadata and tensor locations of a model, of which ``path`` is the only or the first file.
+    """Read the metadata and tensor locations of a model; ``path`` is its only file, or the first of several.
 
     Raises INVALID_ARG for a file that is invalid or truncated, and for a part that is missing or of another model.
     """
@@ -202,7 +202,7 @@ def read_gguf(path: Path) -> GgufFile:
     count = _require_part(file, 0)
     if count == 1:
         return file
-    names = [f"{_prefix(path)}{_part_suffix(index, count)}" for index in range(count)]
+    names = [f"{gguf_stem(path)}{_part_suffix(index, count)}" for index in range(count)]
     if missing := [name for name in names if not path.with_name(name).exists()]:
         raise invalid(f"{path} is one of {count} files of a model, and {', '.join(missing[:3])} is missing beside it")
     tensors, total = dict(file.tensors), file.integer("split.tensors.count")
@@ -242,13 +242,9 @@ def _require_part(file: GgufFile, index: int) -> int:
     if number != index:
         raise invalid(
             f"{file.path} is part {number + 1} of {count} of a model: use the first part, "
-            f"{_prefix(file.path)}{_part_suffix(0, count)}"
+            f"{gguf_stem(file.path)}{_part_suffix(0, count)}"
         )
     return count
-
-
-def _prefix(path: Path) -> str:
-    return path.name[: -len(_part_suffix(0, 1))]
 
 
 def _part_suffix(index: int, count: int) -> str:

@@ -21,7 +21,7 @@ from conch.core.errors import Code, ConchError
 
 FieldPath = tuple[str | int, ...]
 #: The name of one of the files of a GGUF model that was split.
-_PART: Final = re.compile(r"(?P<prefix>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
+_PART: Final = re.compile(r"(?P<prefix>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
 class ConfigError(ConchError):

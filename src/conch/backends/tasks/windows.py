@@ -52,7 +52,7 @@ class WindowFollower:
     on_text: Callable[[str], None] | None = None
     #: For each window, the number of chunks that had ended with it, and its scores.
     windows: list[tuple[int, WindowScores]] = field(default_factory=list)
-    #: The texts of chunks before ``_tokens``, the tokens of which a chunk may continue.
+    #: The texts of the first chunks, whose tokens are no longer in ``_tokens``.
     _texts: list[str] = field(default_factory=list)
     _tokens: list[Any] = field(default_factory=list)
     _no_speech: float = 0.0

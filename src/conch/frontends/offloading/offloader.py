@@ -156,7 +156,7 @@ class OffloadingProcess:
 
         Calls ``check`` at intervals; if it returns an error, kills the process and raises the error. Raises EOFError if
         the process has ended, UNAVAILABLE if there is not enough memory, the errors of the work's callables, and
-        CANCELLED instead of calling one if the result is no longer awaited.
+        CANCELLED if the process asks for a call after the caller has gone.
         """
         await self._send({"function": work.function, "arguments": work.arguments}, work.packing.parts)
         reply = await self._receive(check)

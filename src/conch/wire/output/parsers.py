@@ -294,7 +294,7 @@ _NAME: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 _HEADERS: Final = ("assistant", "to=", _CHANNEL, _START, _MESSAGE)
 #: The maximum number of characters of a header; a longer text is a message.
 _LONGEST_HEADER: Final = 400
-#: The parts of a header that are not text: marks, the last of which may be cut off.
+#: The parts of a header that are not text. The last mark may be cut off.
 _PARTS: Final = re.compile(r"<\|(?:start|channel|constrain)\|>\s*\w*|<\|message\|>|\bto=[^\s<]+|<(?:\|\w*\|?)?\Z")
 
 
