@@ -64,7 +64,7 @@ class ModelUse(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """A request that waits for a model to be loaded.
+    """A request that waits for a model to be loaded; with ``by_model``, from a model.
 
     ``proceed`` is called with None when the model is loaded, or with an error. After the request is ``withdrawn``,
     ``proceed`` is not called, even if the decision has been made.
@@ -74,6 +74,7 @@ class Waiter:
     proceed: Callable[[ConchError | None], None]
     since: float
     deadline: float
+    by_model: bool = False
     withdrawn: bool = False
 
 
@@ -100,10 +101,12 @@ class ReadFootprints:
 class Load:
     """Load the model with all its steps; call ``serves`` for each ready model, then ``loaded`` or ``failed``.
 
-    Loads are compared by identity, because a model may be loaded again before an earlier load has ended.
+    Loads are compared by identity, because a model may be loaded again before an earlier load has ended. ``by_model``:
+    a model waits for it.
     """
 
     name: str
+    by_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)

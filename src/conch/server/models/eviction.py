@@ -178,9 +178,11 @@ class OnDemandPlanner:
             self.counts.of(name).refused += 1
         return refusal
 
-    def ask(self, name: str, proceed: Callable[[ConchError | None], None], now: float) -> Waiter:
-        """Add a request that waits for a model that is not loaded."""
-        waiter = Waiter(name, proceed, now, now + self.limits.wait)
+    def ask(
+        self, name: str, proceed: Callable[[ConchError | None], None], now: float, *, by_model: bool = False
+    ) -> Waiter:
+        """Add a request, from a model if ``by_model``, that waits for a model that is not loaded."""
+        waiter = Waiter(name, proceed, now, now + self.limits.wait, by_model)
         if self._closed:
             self._end(waiter, unavailable(self._closed), now)
         else:
@@ -325,8 +327,12 @@ class OnDemandPlanner:
         for name in self._waiting:
             resident = self._residents.get(name)
             if resident is not None and resident.phase is Phase.LOADING and not _loads_alone(name, resident):
-                resident.loads.add(load := Load(name))
+                resident.loads.add(load := self._new_load(name))
                 self._decided.append(load)
+
+    def _new_load(self, name: str) -> Load:
+        """Return a load of a model that requests wait for."""
+        return Load(name, any(waiter.by_model for waiter in self._waiting[name]))
 
     def _update_pending(self) -> None:
         """Update the pending loads: models with waiting requests that are not loading, in order of these requests."""
@@ -374,7 +380,7 @@ class OnDemandPlanner:
         missing = {model: footprint for model, footprint in footprints.items() if model not in self._residents}
         needed = total(footprint.capacity for footprint in missing.values())
         if self.capacity_used().plus(needed).within(self.limits.capacity):
-            load = Load(name)
+            load = self._new_load(name)
             for model, footprint in missing.items():
                 self._pending_loads.pop(model, None)
                 self._residents[model] = _Resident(footprint, Phase.LOADING, now, {load})

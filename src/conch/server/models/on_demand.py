@@ -160,7 +160,6 @@ class OnDemand:
         self.known: frozenset[str] = frozenset()
         #: The signatures of models when they were last loaded.
         self.signatures: dict[str, ModelSignature] = {}
-        self._requested_by_models: set[str] = set()
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._scheduled = False
@@ -190,9 +189,7 @@ class OnDemand:
         self, name: str, proceed: Callable[[ConchError | None], None], *, by_model: bool = False
     ) -> Callable[[], None]:
         """Call ``proceed`` when the model serves, or with the error; returns a function to stop waiting."""
-        if by_model:
-            self._requested_by_models.add(name)
-        waiter = self.planner.ask(name, proceed, self._clock())
+        waiter = self.planner.ask(name, proceed, self._clock(), by_model=by_model)
         self._schedule()
         return partial(self._withdraw, waiter)
 
@@ -346,7 +343,6 @@ class OnDemand:
         try:
             self.planner.planned(name, await self._footprints.of(name))
         except NotFoundError:
-            self._requested_by_models.discard(name)
             error = not_found(f"Request for unknown model: '{name}' is not found")
             self.planner.unknown(name, error, self._clock())
         except Exception as error:
@@ -356,10 +352,8 @@ class OnDemand:
         self._schedule()
 
     async def _load(self, load: Load) -> None:
-        by_model = load.name in self._requested_by_models
-        self._requested_by_models.discard(load.name)
         try:
-            await self._lifecycle.load(load.name, by_model=by_model)
+            await self._lifecycle.load(load.name, by_model=load.by_model)
         except Exception as error:
             self.planner.failed(load, _failure(load.name, error), self._clock())
         else:

@@ -382,6 +382,20 @@ async def test_load_that_a_model_requests_is_known_to_come_from_a_model() -> Non
 
 
 @fake_clock
+async def test_load_after_a_model_stopped_waiting_for_it_takes_a_load_slot_again() -> None:
+    market = Market(ONE)
+    await market.load("a")
+    market.submit("a")  # busy: no other model fits
+    request = InferRequest("b", {"x": WireTensor("x", "FP32", (1,), bytes(4))}, Answers())
+    BlsModels(market).infer(request, False)  # type: ignore[arg-type]
+    await settle()
+    request.cancel()
+    market.answer("a")
+    await market.load("b")
+    assert market.lifecycle.log[-1] == "load b" and market.lifecycle.by_model == []
+
+
+@fake_clock
 async def test_request_of_a_model_that_is_cancelled_waits_no_longer() -> None:
     market = Market(ONE)
     market.lifecycle.seconds = 30
