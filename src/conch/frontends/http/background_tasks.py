@@ -113,14 +113,13 @@ async def _run(exchange: HttpExchange, rest: Awaitable[None], held: ExitStack) -
 
 
 def _fail(exchange: HttpExchange, error: Exception) -> None:
-    if isinstance(error, ConchError):
-        refuse(exchange, error)
-        return
-    LOG.error("a request to %s failed", exchange.path.decode("latin-1"), exc_info=error)
+    if not isinstance(error, ConchError):
+        LOG.error("a request to %s failed", exchange.path.decode("latin-1"), exc_info=error)
+        error = internal("internal server error")
     if exchange.started:
         exchange.abort()
     else:
-        refuse(exchange, internal("internal server error"))
+        refuse(exchange, error)
 
 
 @coroutine

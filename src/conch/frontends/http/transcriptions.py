@@ -60,7 +60,11 @@ class TranscriptionResponder(JoinedResponder):
         self._exchange.finish()
 
     async def _encode(self) -> None:
-        body = await self._offloader.run(self._size, work.transcription_body, self._plan, self._parts, self._sent)
+        try:
+            body = await self._offloader.run(self._size, work.transcription_body, self._plan, self._parts, self._sent)
+        except ConchError as error:
+            self._fail(error)
+            return
         if self._plan.stream:
             send_events(self._exchange, bytes(body), self._model)
             self._exchange.finish()

@@ -23,6 +23,7 @@ class WrittenConnection:
         self.budget = ByteBudget(1 << 30)
         self.written = b""
         self.ended = 0
+        self.aborted = False
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -32,6 +33,9 @@ class WrittenConnection:
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def on_exchange_ended(self, exchange: HttpExchange) -> None:
         self.ended += 1

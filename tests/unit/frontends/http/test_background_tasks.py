@@ -128,3 +128,17 @@ async def test_unexpected_error_is_logged_and_not_shown(
     start_work(exchange, work())
     assert connection.written.startswith(b"HTTP/1.1 500 ") and b"secret" not in connection.written
     assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize("error", [unavailable("busy"), ValueError("secret")])
+async def test_error_after_the_beginning_of_a_response_ends_the_connection(
+    exchange: HttpExchange, connection: Any, error: Exception
+) -> None:
+    async def work() -> None:
+        raise error
+
+    exchange.start(200, [])
+    exchange.write(b"part")
+    written = connection.written
+    start_work(exchange, work())
+    assert connection.aborted and connection.written == written
