@@ -25,7 +25,8 @@ def serve(arguments: tuple[str, ...], **options: Any) -> int:
     """Serve a model repository as tritonserver does, or one MODEL: a Hub id, checkpoint, .gguf, .onnx or .xml file."""
     if len(arguments) > 1:
         raise invalid(f"Unexpected argument: {arguments[1]}")
-    of_model = {name: value for name in MODEL_OPTIONS if (value := options.pop(name))}
+    given = {name: options.pop(name) for name in MODEL_OPTIONS}
+    of_model = {name: value for name, value in given.items() if value != MODEL_OPTIONS[name].default}
     texts: dict[str, Sequence[str]] = dict(platform_defaults(os.environ))
     for name, value in options.items():
         if value not in (None, ()) and (value is not False or OPTIONS[name.replace("_", "-")].default is None):

@@ -106,7 +106,10 @@ class Option:
         return self.metavar or "|".join(self.choices) or kinds.get(self.values.kind) or kinds.get(self.kind, "TEXT")
 
 
-_PLACEHOLDERS: Final = {"files": "FILE", "directories": "DIR", bool: "BOOL", int: "N", float: "X", Path: "PATH"}
+_PLACEHOLDERS: Final = {
+    "files": "FILE", "directories": "DIR", "tasks": "TASK", "engines": "ENGINE", "models_to_load": "MODEL",
+    "configurations": "NAME", bool: "BOOL", int: "N", float: "X", Path: "PATH",
+}  # fmt: skip
 
 
 def option(

@@ -43,11 +43,12 @@ class ModelOptions:
     )
     revision: str = option("", _SECTION, "Branch, tag or commit on the Hub.", common=True)
     trust_remote_code: bool = option(False, _SECTION, "Run Python code from the checkpoint.", common=True)
-    verify_on_load: str = option(
-        "",
+    verify_on_load: bool | None = option(
+        None,
         _SECTION,
         "false: serve the model even if its response to an example differs from that of transformers.",
         common=True,
+        switch=False,
     )
     # fmt: on
 

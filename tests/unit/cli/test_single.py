@@ -148,6 +148,30 @@ def test_what_is_said_of_the_model_goes_into_its_file(started: list[Started]) ->
     assert started[0].settings.http_port == 9000
 
 
+@pytest.mark.parametrize(("value", "verified"), [("false", False), ("true", True)])
+def test_verification_on_load_is_chosen_by_a_boolean(started: list[Started], value: str, verified: bool) -> None:
+    main(["serve", "org/name", f"--verify-on-load={value}"])
+
+    assert started[0].model_json == {"model": "org/name", "verify_on_load": verified}
+
+
+def test_value_that_is_no_boolean_is_refused_before_the_model_is_loaded(
+    started: list[Started], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "org/name", "--verify-on-load=perhaps"]) == 1
+
+    assert started == []
+    assert "'--verify-on-load': 'perhaps' is not a valid boolean" in capsys.readouterr().err
+
+
+def test_options_of_the_model_name_the_kind_of_their_value_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["serve", "--help"])
+
+    shown = capsys.readouterr().out
+    for flag in ("--task TASK", "--engine ENGINE", "--verify-on-load BOOL", "--load-model MODEL"):
+        assert f"{flag} " in shown
+
+
 def test_checkpoint_folder_is_served_where_it_is(started: list[Started], tmp_path: Path) -> None:
     main(["serve", str(checkpoint(tmp_path / "my model"))])
 
