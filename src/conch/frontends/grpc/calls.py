@@ -242,7 +242,7 @@ class Call(MessageIntake):
         if self._outbox is None:
             if sum(map(len, body)) <= MAX_COMPRESSED_HERE:
                 return False
-            self._outbox = Outbox(self.encoding, self._on_outbox_empty, self.fail)
+            self._outbox = Outbox(self.encoding, self._on_outbox_empty, self._on_outbox_error)
         self._outbox.put(body, send)
         return True
 
@@ -250,6 +250,10 @@ class Call(MessageIntake):
         self._outbox = None
         if self._ending is not None:
             self.finish(*self._ending)
+
+    def _on_outbox_error(self, error: Exception) -> None:
+        self._outbox = None
+        self.fail(error)
 
     def finish(self, status: Status = Status.OK, message: str = "") -> None:
         """End the call with a status, sent after all messages."""

@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from conch.core.errors import invalid
 from conch.core.tensors import pack_bytes, split_bytes
+from conch.frontends.grpc import messages
 from conch.frontends.grpc.status import Status
 from conch.http2 import Http2ErrorCode, frames
 from conch.http2.frames import frame
@@ -243,6 +244,23 @@ def test_real_client_reads_compressed_responses():
             assert text_of(stub.ModelInfer(text_request("echo", text))) == text
             replies = stub.ModelStreamInfer(iter([text_request("echo", text)] * 2))
             assert [text_of(reply.infer_response) for reply in replies] == [text] * 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_response_that_is_too_large_to_be_compressed_fails_its_call(streamed, monkeypatch):
+    monkeypatch.setattr(messages, "MAX_MESSAGE_SIZE", 100_000)
+    with Frontend(*models(), grpc_infer_response_compression_level="high") as frontend:
+        with grpc.insecure_channel(frontend.target, UNLIMITED, grpc.Compression.Gzip) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            request = text_request("echo", "again and " * 15_000)
+            with pytest.raises(grpc.RpcError) as caught:
+                if streamed:
+                    list(stub.ModelStreamInfer(iter([request]), timeout=60))
+                else:
+                    stub.ModelInfer(request, timeout=60)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "exceeds gRPC's byte size limit 100000" in caught.value.details()
+        frontend.until(lambda: not frontend.budget.used)
 
 
 def test_unknown_compression_is_refused_with_those_that_are_known(frontend):
