@@ -10,7 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from functools import partial
@@ -26,13 +26,18 @@ _TIMEOUT: Final = 300
 Opening = Callable[[], object]
 
 
-def resident(openings: Sequence[Opening], at_once: int) -> list[int]:
-    """Return the resident memory (bytes) of a process after each of ``openings``; 0 if one fails.
+def resident(openings: Mapping[str, Opening], at_once: int, progress: Callable[[str], None]) -> list[int]:
+    """Return the resident memory (bytes) of a process after each of ``openings``, by name; 0 if one fails.
 
-    Runs ``at_once`` processes at a time.
+    Runs ``at_once`` processes at a time. ``progress`` is called in threads, when each begins.
     """
+
+    def measure(name: str) -> int:
+        progress(f"measuring the memory of {name}")
+        return _resident(openings[name])
+
     with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(_resident, openings))
+        return list(pool.map(measure, openings))
 
 
 def together(openings: Sequence[Opening]) -> object:

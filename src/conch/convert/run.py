@@ -447,7 +447,8 @@ def _accompany(conversion: Conversion[Any, Any], manifest: Manifest, built: Mapp
                 f"depend on the other texts in its batch: {'; '.join(reasons)}"
             )
             continue
-        memory = resident([partial(together, [conversion.opening(auto), conversion.opening(built[name])])], 1)[0]
+        opening = partial(together, [conversion.opening(auto), conversion.opening(built[name])])
+        (memory,) = resident({f"{auto.name} with {name}": opening}, 1, conversion.progress)
         choice.append(
             f"{faster} and serves there: {overall:.2f}x over all, for {memory / 1e6:.0f} MB resident with both where "
             f"'{manifest.auto}' alone has {manifest.variant(manifest.auto).memory_bytes / 1e6:.0f}"
@@ -462,8 +463,9 @@ def _weigh(conversion: Conversion[Any, Any], group: Sequence[BuiltVariant]) -> d
     at_once = 2 if conversion.in_memory_together else 1
     memory = [0] * len(group)
     if conversion.plan.seconds:
-        conversion.progress(f"measuring the memory of {', '.join(variant.name for variant in group)}")
-        memory = resident([conversion.opening(variant) for variant in group], at_once)
+        memory = resident(
+            {variant.name: conversion.opening(variant) for variant in group}, at_once, conversion.progress
+        )
     return {
         variant.name: (on_disk(conversion.weights(variant)), resident_bytes)
         for variant, resident_bytes in zip(group, memory, strict=True)

@@ -11,10 +11,16 @@ from conch.convert.footprint import on_disk, resident
 
 
 def test_memory_is_that_of_what_was_opened_and_of_nothing_here() -> None:
-    small, large, wrong = resident(
-        [partial(np.ones, 1), partial(np.ones, 10_000_000), partial(np.ones, "not a shape")], at_once=1
-    )
+    steps: list[str] = []
+    openings = {
+        "small": partial(np.ones, 1),
+        "large": partial(np.ones, 10_000_000),
+        "wrong": partial(np.ones, "not a shape"),
+    }
 
+    small, large, wrong = resident(openings, 1, steps.append)
+
+    assert steps == [f"measuring the memory of {name}" for name in openings]
     assert 5_000_000 < small < 200_000_000
     assert large - small > 70_000_000
     assert wrong == 0
