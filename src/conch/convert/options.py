@@ -13,8 +13,10 @@ _VARIANTS: Final = "Variants"
 _MEASURING: Final = "Measuring"
 _REPORT: Final = "Report"
 
-_Backend = Annotated[str, Values(known=("torch", "onnx", "openvino", "tensorrt"))]
-_Precision = Annotated[str, Values(known=("int8", "int8-static", "int4", "int4-awq", "bf16", "fp16", "none"))]
+BACKENDS: Final = ("torch", "onnx", "openvino", "tensorrt")
+PRECISIONS: Final = ("int8", "int8-static", "int4", "int4-awq", "bf16", "fp16", "none")
+_Backend = Annotated[str, Values(known=BACKENDS)]
+_Precision = Annotated[str, Values(known=PRECISIONS)]
 
 
 @dataclass(frozen=True)

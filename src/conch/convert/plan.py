@@ -10,13 +10,12 @@ from typing import Final
 
 from conch.checkpoints.options import Options
 from conch.convert.layout import EnsembleModels
-from conch.convert.options import ConversionOptions
+from conch.convert.options import BACKENDS, PRECISIONS, ConversionOptions
 from conch.convert.verdict import check_mix
 from conch.core.errors import invalid
 from conch.measure.texts.shapes import Mix, Shape, parse_mix
 from conch.options.declaration import words_of
 
-BACKENDS: Final = ("torch", "onnx", "openvino")
 BATCH_SIZES: Final = (1, 8, 32)
 SEQUENCE_LENGTHS: Final = (16, 128, 384)
 #: Backend names of other converters.
@@ -29,7 +28,7 @@ class Plan(ConversionOptions):
     @property
     def engines(self) -> tuple[str, ...]:
         """The backends to build, each by its canonical name."""
-        usual = [name for name in BACKENDS if self.layout == "huggingface" or name != "openvino"]
+        usual = ("torch", "onnx", "openvino") if self.layout == "huggingface" else ("torch", "onnx")
         return tuple(dict.fromkeys(_ALIASES.get(name, name) for name in self.backends or usual))
 
     @property
@@ -97,6 +96,10 @@ class Plan(ConversionOptions):
 
     def check(self) -> None:
         """Raise INVALID_ARG for invalid or contradictory options."""
+        for kind, names, known in (("backend", self.engines, BACKENDS), ("precision", self.quantize, PRECISIONS)):
+            for name in names:
+                if name not in known:
+                    raise invalid(f"{kind} '{name}' is unknown: choose from {', '.join(known)}")
         parse_mix(self.expect)
         name = self.served_name
         if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name, re.ASCII):

@@ -65,6 +65,8 @@ def test_backends_have_the_names_of_other_converters_too() -> None:
         ({"batch_sizes": (0,)}, "--batch-size"),
         ({"sequence_lengths": (1,)}, "--seq-len"),
         ({"layout": "triton", "backends": ("openvino",)}, "add onnx to --backend"),
+        ({"backends": ("torch", "onxx")}, "backend 'onxx' is unknown: choose from torch, onnx, openvino, tensorrt"),
+        ({"quantize": ("int3",)}, "precision 'int3' is unknown: choose from int8, int8-static, int4"),
     ],
 )
 def test_contradictions_are_refused(given: dict[str, Any], message: str) -> None:

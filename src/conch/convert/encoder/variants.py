@@ -126,14 +126,6 @@ def saturates(flags: frozenset[str] | None = None) -> bool:
     return "avx2" in flags and not flags & DOT_PRODUCTS
 
 
-#: Engine names by backend name on the command line.
-ENGINES: Final[dict[str, str]] = {
-    "torch": "torch",
-    "onnx": "onnxruntime",
-    "onnxruntime": "onnxruntime",
-    "openvino": "openvino",
-    "tensorrt": "tensorrt",
-}
 #: Precisions of each engine in addition to fp32, which is always built.
 PRECISIONS: Final[dict[str, tuple[str, ...]]] = {
     "torch": ("bf16", "fp16"),
@@ -148,17 +140,16 @@ MAX_CALIBRATION_TOKENS: Final = 512
 
 
 def planned(backends: Sequence[str], precisions: Sequence[str]) -> list[tuple[str, str]]:
-    """Return engine and precision of every variant, in order; raises INVALID_ARG for an unknown name."""
-    known = {precision for supported in PRECISIONS.values() for precision in supported}
-    for backend in backends:
-        if backend not in ENGINES:
-            raise invalid(f"backend '{backend}' is unknown: choose from {', '.join(ENGINES)}")
-    engines = list(dict.fromkeys(ENGINES[backend] for backend in backends))
+    """Return engine and precision of every variant, in order; raises INVALID_ARG for an unsupported precision."""
+    engines = ["onnxruntime" if backend == "onnx" else backend for backend in backends]
     for precision in precisions:
-        if precision not in known:
-            raise invalid(f"precision '{precision}' is unknown: choose from {', '.join(sorted(known))}")
-        if not any(precision in PRECISIONS[engine] for engine in engines):
-            makers = [engine for engine in PRECISIONS if precision in PRECISIONS[engine]]
+        makers = [engine for engine in PRECISIONS if precision in PRECISIONS[engine]]
+        if not makers:
+            known = sorted({supported for names in PRECISIONS.values() for supported in names})
+            raise invalid(
+                f"--quantize {precision} is not supported for this model: choose from {', '.join(known)}, none"
+            )
+        if not set(makers) & set(engines):
             raise invalid(f"no chosen backend supports {precision}: add one of {', '.join(makers)}")
     variants = []
     for engine in engines:

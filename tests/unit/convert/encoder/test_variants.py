@@ -93,12 +93,11 @@ def test_variant_that_fails_leaves_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backends", "quantize", "message"),
     [
-        (["onxx"], [], "backend 'onxx' is unknown: choose from torch, onnx"),
-        (["onnx"], ["int3"], "precision 'int3' is unknown: choose from bf16, fp16, int8"),
+        (["onnx"], ["int4"], "--quantize int4 is not supported for this model: choose from bf16, fp16, int8"),
         (["torch"], ["int8"], "no chosen backend supports int8: add one of onnxruntime, openvino"),
     ],
 )
-def test_unknown_names_are_refused(backends: list[str], quantize: list[str], message: str) -> None:
+def test_unsupported_precisions_are_refused(backends: list[str], quantize: list[str], message: str) -> None:
     with pytest.raises(ConchError) as refused:
         variants.planned(backends, quantize)
 
