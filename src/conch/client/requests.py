@@ -53,10 +53,12 @@ class OutgoingRequest:
 
     def __post_init__(self) -> None:
         """Raise INVALID_ARG for values that some protocol cannot carry, so that all protocols refuse them."""
-        if not 0 <= self.priority < 2**64:
-            raise invalid(f"priority must be from 0 (the model's default) to 2**64 - 1; got {self.priority}")
-        if not isinstance(self.sequence_id, str) and not 0 <= self.sequence_id < 2**64:
-            raise invalid(f"sequence_id must be a text, or from 0 (no sequence) to 2**64 - 1; got {self.sequence_id}")
+        if not _is_uint64(self.priority):
+            raise invalid(f"priority must be an int from 0 (the model's default) to 2**64 - 1; got {self.priority!r}")
+        if not isinstance(self.sequence_id, str) and not _is_uint64(self.sequence_id):
+            raise invalid(
+                f"sequence_id must be a text, or an int from 0 (no sequence) to 2**64 - 1; got {self.sequence_id!r}"
+            )
         _check_text("request_id", self.id)
         if isinstance(self.sequence_id, str):
             _check_text("sequence_id", self.sequence_id)
@@ -210,3 +212,7 @@ def _check_text(label: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise invalid(f"{label} cannot be written in UTF-8: {error.reason}; got {text!r:.80}") from None
+
+
+def _is_uint64(number: object) -> bool:
+    return isinstance(number, int) and 0 <= number < 2**64

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import conch
@@ -201,6 +202,15 @@ def test_response_without_a_part_of_an_output_is_an_error_of_the_server(output: 
     with served(responding) as client, pytest.raises(ConchError, match=message) as caught:
         client.infer("m", INPUTS)
     assert caught.value.code is Code.INTERNAL
+
+
+@pytest.mark.parametrize("name", ["priority", "sequence_id"])
+@pytest.mark.parametrize("number", [-1, 2**64, 1.5, np.int64(1)])
+def test_numbers_that_some_protocol_cannot_carry_are_refused(name: str, number: Any) -> None:
+    with served(lambda connection: connection.answer(CONFIG) if connection.read() else None) as client:
+        with pytest.raises(ConchError, match=f"^{name} must be ") as caught:
+            client.infer("m", INPUTS, **{name: number})
+    assert caught.value.code is Code.INVALID_ARG
 
 
 CALLS: dict[str, Callable[[conch.Client], object]] = {

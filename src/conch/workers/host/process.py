@@ -263,7 +263,9 @@ class WorkerProcess:
                 request.inputs = {}  # frees them: the frame holds the data until it is sent
         try:
             self._link.send({"op": "execute", "batch": self._batches, "requests": described}, packer)
-        except (ConchError, OSError) as error:  # no memory to share, no descriptor left
+        except Exception as error:
+            if not isinstance(error, ConchError | OSError):  # no memory to share, no descriptor left
+                LOG.exception("a request could not be passed to the worker of '%s'", self.name)
             del self._executions[self._batches]
             failure = internal(f"the request could not be passed to its worker: {error}")
             for fields in described:

@@ -315,6 +315,24 @@ async def test_prepared_request_is_dropped_if_its_batch_cannot_be_sent(monkeypat
 
 
 @fake_clock
+async def test_request_that_cannot_be_encoded_fails_and_the_next_one_runs() -> None:
+    done: list[Execution] = []
+    process, child = make_process()
+    client = Client()
+    client.request.parameters = {"a": object()}  # type: ignore[dict-item]
+    process.execute([client.request], done.append)
+    await settle()
+    assert len(done) == 1 and process.idle
+    assert client.errors == [
+        "the request could not be passed to its worker: Object of type object is not JSON serializable"
+    ]
+    (after,) = run(process)
+    child.done(2, EMPTY)
+    await settle()
+    assert (after.finals, after.errors) == (1, [])
+
+
+@fake_clock
 async def test_step_of_a_worker_that_generates_answers_several_requests() -> None:
     progress: list[Any] = []
     process, child = make_process(on_progress=progress.append, slots=4)
