@@ -86,6 +86,19 @@ _BAD_TYPE = (
     r"parameter '{0}' has invalid type. It should be either 'int', 'bool', or 'string'. Model 'generate' has no "
     r"input '{0}', only 'PROMPT', 'STREAM'"
 )
+_NO_NAME = "conch adds the name of the input with the wrong elements"
+_STRING = r"Unable to parse JSON bytes array: attempt to access JSON non-string as string \(input 'PROMPT'\)"
+_WRONG_ELEMENTS = {
+    "generate number for string": _STRING,
+    "generate null for string": _STRING,
+    "generate object for string": _STRING,
+    "generate bool input wrong": r"Unable to parse 'data': attempt to access JSON non-boolean as boolean "
+    r"\(input 'STREAM'\)",
+    "generate float for int": r"Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer "
+    r"\(input 'A'\)",
+    "generate shape nested": r"Unable to parse 'data': Shape does not match true shape of 'data' field "
+    r"\(input 'B'\)",
+}
 
 HTTP: dict[str, Difference] = {
     case: Difference(_MODE, 503, _NOT_EXPLICIT)
@@ -97,6 +110,8 @@ HTTP: dict[str, Difference] = {
 } | {
     case: Difference(_NO_INPUT, 400, f"Converting keyword: 'parameters': {_BAD_TYPE.format(name)}")
     for case, name in (("generate nested bad parameter", "a"), ("generate deeper parameters", "parameters"))
+} | {
+    case: Difference(_NO_NAME, 500, error) for case, error in _WRONG_ELEMENTS.items()
 } | {
     "shape too large": Difference(
         _TOO_LARGE,

@@ -17,7 +17,7 @@ from math import prod
 from typing import Any, Final
 
 from conch.config.signature import no_such_input
-from conch.core.errors import ConchError, invalid
+from conch.core.errors import Code, ConchError, internal, invalid
 from conch.core.inference import InferRequest, InferResponse, ModelSignature, ParameterValue, TensorSpec, ignore
 from conch.core.tensors import Buffer, WireTensor
 from conch.wire.json import tensor as tensor_data
@@ -246,7 +246,13 @@ class _Members:
             )
         dims = (-1, *spec.dims) if self.signature.max_batch_size > 0 else spec.dims
         shape = deduced_shape(spec.name, dims, len(values))
-        data = tensor_data.from_json(spec.name, spec.datatype, len(values), values)
+        try:
+            data = tensor_data.from_json(spec.name, spec.datatype, len(values), values)
+        except ConchError as error:
+            if error.code is not Code.INTERNAL:
+                raise
+            # Triton's words, which do not name the input.
+            raise internal(f"{error.message} (input '{spec.name}')") from None
         self._count(spec.name, len(data))
         return WireTensor(spec.name, spec.datatype, shape, data)
 

@@ -81,8 +81,8 @@ def test_values_take_the_shape_of_the_input(name: str, value: Any, shape: tuple[
     assert decode({name: value}, max_batch_size=max_batch_size).inputs[name].shape == shape
 
 
-NOT_A_STRING = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
-NOT_AN_INTEGER = "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"
+NOT_A_STRING = "Unable to parse JSON bytes array: attempt to access JSON non-string as string (input 'text')"
+NOT_AN_INTEGER = "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer (input 'row')"
 BAD_PARAMETER = "parameter 'a' has invalid type. It should be either 'int', 'bool', or 'string'."
 NO_SHAPE = "The schema can not convert input '{}' to tensor with proper shape"
 
@@ -100,7 +100,7 @@ NO_SHAPE = "The schema can not convert input '{}' to tensor with proper shape"
         (
             {"row": [[1, 2]]},
             Code.INTERNAL,
-            "Unable to parse 'data': Shape does not match true shape of 'data' field",
+            "Unable to parse 'data': Shape does not match true shape of 'data' field (input 'row')",
         ),
         ({"mixed": [1, 2, 3]}, Code.INVALID_ARG, NO_SHAPE.format("mixed")),
         ({"flag": [True, False]}, Code.INVALID_ARG, NO_SHAPE.format("flag")),
@@ -319,4 +319,7 @@ def test_conversation_as_json_is_told_where_to_go(value: Any) -> None:
 
 
 def test_model_of_triton_s_gets_its_words_for_an_input_of_that_name() -> None:
-    assert refusal({"messages": [{}]}, TensorSpec("messages", "BYTES", (-1,))) == (Code.INTERNAL, NOT_A_STRING)
+    assert refusal({"messages": [{}]}, TensorSpec("messages", "BYTES", (-1,))) == (
+        Code.INTERNAL,
+        NOT_A_STRING.replace("text", "messages"),
+    )
