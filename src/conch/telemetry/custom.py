@@ -136,10 +136,13 @@ class MetricsHolder:
         """Add a family. Raises INTERNAL, with Triton's texts, for an invalid name or a conflicting type."""
         self._families[id] = self._metrics.hold_family(name, description, kind)
 
-    def add_series(self, id: int, family: int, labels: Mapping[str, str], bounds: Sequence[float]) -> None:
-        """Add a series. Raises INTERNAL for invalid labels."""
+    def add_series(self, id: int, family: int, labels: Mapping[str, str], bounds: Sequence[float]) -> tuple[float, ...]:
+        """Add a series and return its bounds, those of its first holder. Raises INTERNAL for invalid labels."""
         of = self._families[family]
-        self._series[id] = family, of, self._metrics.hold_series(of, labels, bounds)
+        key = self._metrics.hold_series(of, labels, bounds)
+        self._series[id] = family, of, key
+        histogram = of.series[key].histogram
+        return () if histogram is None else histogram.bounds
 
     def value(self, id: int) -> float:
         """Return the value of a series other than a histogram."""

@@ -114,3 +114,13 @@ def test_label_that_cannot_be_is_refused(label: str) -> None:
     with pytest.raises(ConchError, match=r"^Invalid label name$"):
         one.add_series(2, 1, {label: "x"}, (1,))
     assert shown(metrics) == ""
+
+
+def test_histogram_keeps_the_buckets_of_its_first_holder() -> None:
+    metrics, one, other = make()
+    for holder in (one, other):
+        holder.add_family(1, "sizes", "Sizes", "HISTOGRAM")
+    assert one.add_series(2, 1, {}, (1.0, 2.0)) == (1.0, 2.0)
+    assert other.add_series(2, 1, {}, (1.0, 2.0, 3.0, 4.0)) == (1.0, 2.0)
+    other.change(2, False, 9.0, [(2, 1)])
+    assert 'sizes_bucket{le="2"} 0\nsizes_bucket{le="+Inf"} 1\n' in shown(metrics)

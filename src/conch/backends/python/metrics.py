@@ -98,8 +98,9 @@ class MetricFamily:
         number = next(_numbers)
         fields: Header = {"op": _OP, "do": "series", "number": number, "family": self._number, "labels": labels or {}}
         fields["bounds"] = [_portable(bound) for bound in bounds]
-        self._runtime.ask(_CREATING, fields)
-        return CustomMetric(self, number, bounds)
+        response = self._runtime.ask(_CREATING, fields)
+        # A histogram that other models or instances hold already keeps its buckets.
+        return CustomMetric(self, number, [float(bound) for bound in response._parameters["bounds"]])
 
 
 class CustomMetric:

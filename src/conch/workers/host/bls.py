@@ -62,13 +62,18 @@ class MetricsHandler:
                 self._holder.add_family(number, header["name"], header["description"], header["kind"])
             case "series":
                 bounds = [float(bound) for bound in header["bounds"]]
-                self._holder.add_series(number, header["family"], header["labels"], bounds)
+                shared = self._holder.add_series(number, header["family"], header["labels"], bounds)
+                return {"bounds": list(map(_portable, shared))}
             case "value":
-                value = self._holder.value(number)
-                return {"value": value if isfinite(value) else repr(value)}
+                return {"value": _portable(self._holder.value(number))}
             case other:
                 raise internal(f"metrics have no '{other}'")
         return {}
+
+
+def _portable(value: float) -> float | str:
+    """Convert a number for JSON, which has no infinity and no NaN."""
+    return value if isfinite(value) else repr(value)
 
 
 LOG = logging.getLogger("conch")

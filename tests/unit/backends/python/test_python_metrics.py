@@ -17,11 +17,11 @@ result = None
 """
 
 
-def agree(worker: Worker) -> Header:
-    """Answer a call with nothing to complain about; the call."""
+def agree(worker: Worker, bounds: list[float] | None = None) -> Header:
+    """Answer a call with nothing to complain about, but for the bounds of a shared histogram; the call."""
     call, _ = worker.receive()
     assert call["op"] == "metric_control", call
-    value = {"value": 4.5} if call["do"] == "value" else {}
+    value = {"value": {"value": 4.5}, "series": {"bounds": bounds or call.get("bounds")}}.get(call["do"], {})
     worker.send({"op": "answer", "call": call["call"], "outputs": [], "parameters": value, "final": True})
     return call
 
@@ -63,6 +63,20 @@ depth.increment(3); depth.set(7); depth.increment(-1.5)
     }
     assert worker.read()["op"] == "done"
     assert worker.text("result = 'told'") == "told"  # nothing has changed: nothing goes before it
+
+
+def test_observations_of_a_shared_histogram_are_counted_in_its_own_buckets(launch: LaunchWorker) -> None:
+    worker = launch(MODEL)
+    worker.submit("""
+sizes = KINDS("sizes", "Sizes", KINDS.HISTOGRAM)
+histogram = sizes.Metric(buckets=[1, 2, 3, 4])
+histogram.observe(9)
+histogram.observe(5)
+""")
+    agree(worker)
+    series = agree(worker, bounds=[1, 5])
+    changes, _ = worker.receive()
+    assert changes == {"op": "metrics", "series": [[series["number"], False, 14.0, [[2, 1], [1, 1]]]]}
 
 
 def test_value_is_asked_for_after_the_changes_so_far(launch: LaunchWorker) -> None:
