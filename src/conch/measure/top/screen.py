@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import datetime
 from time import monotonic
 from typing import Any, ClassVar, Final
@@ -12,6 +13,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
+from textual.css.query import NoMatches
 from textual.widgets import DataTable, Footer, Input, Static
 
 from conch.core.errors import ConchError
@@ -128,15 +130,17 @@ class TopApp(App[None]):
     # Drawing
 
     def _draw(self) -> None:
-        if not self.is_mounted or not self.query("#models"):
-            return
-        self.query_one("#head", Static).update(self._head())
-        notice, table = self.query_one("#notice", Static), self.query_one("#models", DataTable)
-        notice.set_class(bool(self._lost), "shown")
-        notice.update(f"{self._where} has not responded since {self._lost}. Trying again every {self._interval:g} s.")
-        table.set_class(bool(self._lost), "lost")
-        self._draw_table(table)
-        self._draw_detail()
+        with suppress(NoMatches):  # only some widgets exist while the screen is composed or removed
+            table = self.query_one("#models", DataTable)
+            self.query_one("#head", Static).update(self._head())
+            notice = self.query_one("#notice", Static)
+            notice.set_class(bool(self._lost), "shown")
+            notice.update(
+                f"{self._where} has not responded since {self._lost}. Trying again every {self._interval:g} s."
+            )
+            table.set_class(bool(self._lost), "lost")
+            self._draw_table(table)
+            self._draw_detail()
 
     def _head(self) -> Text:
         figures = self._figures

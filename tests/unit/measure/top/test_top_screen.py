@@ -116,6 +116,15 @@ async def test_the_screen_sorts_filters_shows_details_and_survives_the_end_of_th
         await until(pilot, lambda: any("newer" in line for line in lines(app)))
 
 
+async def test_nothing_fails_while_the_screen_is_removed() -> None:
+    app = TopApp(PlayedServer(), "localhost:8000", 0.05)  # type: ignore[arg-type]
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: len(lines(app)) > 1)
+        for name in ("#head", "#notice", "#detail", "#models"):
+            await app.query_one(name).remove()
+            await pilot.press("n")
+
+
 async def test_two_hundred_models_and_a_narrow_terminal_are_shown() -> None:
     server = PlayedServer()
     server.names = [f"model-{number:03}" for number in range(200)]
