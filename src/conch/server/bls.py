@@ -6,14 +6,17 @@ on the event loop.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-from conch.core.errors import ConchError, cancelled, internal, invalid
+from conch.core.errors import ConchError, cancelled, error_text, internal, invalid
 from conch.core.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.server.models.on_demand import LoadNeeded
+
+LOG = logging.getLogger("conch")
 
 
 class ModelControl(Protocol):
@@ -65,6 +68,9 @@ class BlsModels:
                 self.infer(request, decoupled)
             except ConchError as refusal:
                 on_response(InferResponse(error=refusal))
+            except Exception as failure:
+                LOG.exception("a request of a model to '%s' failed", request.model_name)
+                on_response(InferResponse(error=internal(error_text(failure))))
 
         stop_waiting = needed.then(proceed, by_model=True)
 

@@ -8,17 +8,20 @@ messages are identical requests: encoded responses are stored with their cache e
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Hashable
 from time import monotonic_ns
 from typing import Any, Final, cast
 
-from conch.core.errors import ConchError, cancelled
+from conch.core.errors import ConchError, cancelled, error_text, internal
 from conch.core.inference import InferRequest, InferResponse
 from conch.machine.threads import compute
 from conch.server.caching.cache import CachedResponse, CacheScope, input_bytes, kept, request_key
 from conch.server.caching.local import LocalScope
 from conch.server.execution.executor import Executor
 from conch.telemetry.statistics import ModelStatistics
+
+LOG = logging.getLogger("conch")
 
 #: Maximum size of inputs that are hashed on the event loop (bytes); hashing larger ones takes milliseconds, in a
 #: thread.
@@ -83,9 +86,20 @@ class CacheLookup:
         self, request: InferRequest, scope: CacheScope, key: bytes, start: int, cached: Any = None
     ) -> None:
         request.on_cancel = _cancel
-        task = self._loop.create_task(self._look_up(request, scope, key, start, cached))
+        task = self._loop.create_task(self._look_up_or_fail(request, scope, key, start, cached))
         self._looking_up[request] = task
         task.add_done_callback(lambda task: self._looking_up.pop(request, None))
+
+    async def _look_up_or_fail(
+        self, request: InferRequest, scope: CacheScope, key: bytes, start: int, cached: Any
+    ) -> None:
+        try:
+            await self._look_up(request, scope, key, start, cached)
+        except ConchError as error:
+            request.fail(error)
+        except Exception as error:
+            LOG.exception("the lookup of a request in the response cache failed")
+            request.fail(internal(error_text(error)))
 
     async def _look_up(self, request: InferRequest, scope: CacheScope, key: bytes, start: int, cached: Any) -> None:
         if not key:
@@ -97,14 +111,11 @@ class CacheLookup:
             return
         request.on_cancel = None
         lookup = monotonic_ns() - start
-        if cached is not None:
+        if cached is None:
+            self._run(request, scope, key, lookup)
+        else:
             _note_hit(request, key, cached, lookup)
             _respond(request, cached)
-            return
-        try:
-            self._run(request, scope, key, lookup)
-        except ConchError as error:
-            request.fail(error)
 
     def _run(self, request: InferRequest, scope: CacheScope, key: bytes, lookup: int) -> None:
         request.observe(_Miss(scope, self._scope, self._statistics, key, lookup).observe)

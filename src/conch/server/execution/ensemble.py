@@ -8,13 +8,14 @@ scheduler.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Protocol
 
-from conch.core.errors import Code, ConchError, cancelled
+from conch.core.errors import Code, ConchError, cancelled, error_text, internal
 from conch.core.inference import (
     SEQUENCE_END,
     SEQUENCE_START,
@@ -27,6 +28,8 @@ from conch.core.inference import (
 from conch.core.tensors import WireTensor
 from conch.machine import logs
 from conch.server.execution.executor import Executor
+
+LOG = logging.getLogger("conch")
 
 
 class StepModel(Protocol):
@@ -189,7 +192,10 @@ class _Run:
 
     def start(self) -> None:
         self._request.on_cancel = self._cancel
-        self._advance(self._root)
+        try:
+            self._advance(self._root)
+        except Exception as error:
+            self._fail_unexpectedly(error)
 
     def _advance(self, changed: _Iteration) -> None:
         """Start the steps and send the responses that new tensors in ``changed`` make possible."""
@@ -276,6 +282,19 @@ class _Run:
         signature: ModelSignature,
         response: InferResponse,
     ) -> None:
+        try:
+            self._take(request, index, iteration, signature, response)
+        except Exception as error:  # the step's model would only log it
+            self._fail_unexpectedly(error)
+
+    def _take(
+        self,
+        request: InferRequest,
+        index: int,
+        iteration: _Iteration,
+        signature: ModelSignature,
+        response: InferResponse,
+    ) -> None:
         if response.final:
             self._in_flight.pop(request.serial, None)
             self._add_times(request)
@@ -340,6 +359,10 @@ class _Run:
             where = f"in ensemble '{self._ensemble.signature.name}', "
             self._request.fail(error.prefixed(where))
         self._cancel_steps()
+
+    def _fail_unexpectedly(self, error: Exception) -> None:
+        LOG.error("a request of ensemble '%s' failed", self._ensemble.signature.name, exc_info=error)
+        self._fail(internal(error_text(error)))
 
     def _cancel(self, request: InferRequest) -> None:
         request.fail(cancelled())

@@ -402,7 +402,7 @@ class WorkerProcess:
                 self._reply.set_result(header)
             elif op not in ANSWERS and not self.calls.handle(header, Unpacker(payload, self._link.buffers)):
                 raise internal("no handler for it")
-        except (ConchError, LookupError, TypeError, ValueError) as error:
+        except Exception as error:  # otherwise, requests of the frame would never end
             self._hung_up(internal(f"frame {op!r}: {error!r}"))
 
     def _done(self, header: dict[str, Any], unpacker: Unpacker) -> None:

@@ -231,6 +231,14 @@ async def test_refusal_after_a_slow_lookup_reaches_the_client() -> None:
     assert answers.error is not None and rig.model.in_flight == 0 and rig.statistics.fail_count == 1
 
 
+async def test_unexpected_failure_of_a_lookup_fails_the_request() -> None:
+    rig, scope = slow_rig()
+    answers = await rig.ask()
+    scope.lookups[0].set_exception(RuntimeError("a bug"))
+    await settle()
+    assert answers.error is not None and answers.error.message == "RuntimeError: a bug" and rig.model.in_flight == 0
+
+
 async def test_unloading_fails_what_is_being_looked_up() -> None:
     rig, scope = slow_rig()
     answers = await rig.ask()

@@ -142,6 +142,17 @@ def test_refused_step_is_an_error_of_the_ensemble() -> None:
     assert flow.responses[0].error.status == "Unavailable: in ensemble 'e', full"
 
 
+def test_unexpected_failure_of_the_server_after_a_step_fails_the_request_and_cancels_the_rest() -> None:
+    flow = Flow(step("a", "in", "one"), step("b", "in", "two"), outputs=("one", "two"))
+    flow.run()
+    unexpected = {"sequence_id": float("inf")}  # no integer
+    flow.step_models["a"].requests[0].respond(InferResponse([tensor("y")], parameters=unexpected))
+    assert [response.error.status for response in flow.responses if response.error] == [
+        "Internal: in ensemble 'e', OverflowError: cannot convert float infinity to integer"
+    ]
+    assert flow.step_models["b"].requests[0].cancelled
+
+
 def test_cancelling_reaches_the_running_steps() -> None:
     flow = Flow(step("a", "in", "out"), outputs=("out",))
     flow.run().cancel()

@@ -10,6 +10,7 @@ from conch.core.errors import Code, ConchError
 from conch.core.inference import InferRequest
 from conch.core.tensors import WireTensor
 from conch.server.bls import BlsModels
+from conch.server.model import Model
 from conch.server.models.capacity import Capacity, CapacityLimits, Phase
 from conch.server.models.on_demand import LoadNeeded
 from tests.unit.fake_clock import fake_clock, settle
@@ -426,6 +427,20 @@ async def test_request_of_a_model_that_is_refused_after_the_load_fails() -> None
     await asyncio.sleep(1.5)
     assert answers.finals == 1
     assert answers.error is not None and "expected 1 inputs but got 0" in answers.error.message
+
+
+@fake_clock
+async def test_request_of_a_model_that_fails_unexpectedly_after_the_load_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    market = Market(ONE)
+    answers = Answers()
+    BlsModels(market).infer(InferRequest("a", {}, answers), False)  # type: ignore[arg-type]
+
+    def broken(name: str, version: int = -1) -> Model:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(market, "model", broken)
+    await asyncio.sleep(1.5)
+    assert answers.error is not None and answers.error.message == "RuntimeError: a bug"
 
 
 @fake_clock

@@ -315,6 +315,20 @@ async def test_prepared_request_is_dropped_if_its_batch_cannot_be_sent(monkeypat
 
 
 @fake_clock
+async def test_requests_fail_with_their_worker_if_the_server_cannot_handle_a_frame() -> None:
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    process, child = make_process(on_prepared=broken)
+    (client,) = run(process)
+    child.send({"op": "prepared", "lengths": []})
+    await settle()
+    assert child.kills == 1
+    child.exit(-9)
+    assert client.errors == [UNHEALTHY]
+
+
+@fake_clock
 async def test_request_that_cannot_be_encoded_fails_and_the_next_one_runs() -> None:
     done: list[Execution] = []
     process, child = make_process()
