@@ -40,7 +40,8 @@ LEVELS: Final = ("TIMESTAMPS", "TENSORS")
 #: The numeric settings in the order in which they are read, and the maximum of each.
 NUMBERS: Final = {"trace_rate": 2**32 - 1, "trace_count": 2**31 - 1, "log_frequency": 2**32 - 1}
 
-_NUMBER: Final = re.compile(r"\s*([+-]?[0-9]+)")
+#: The beginning of a text that C's ``strtol`` reads; a longer number is out of every range, too.
+C_NUMBER: Final = re.compile(r"[ \t\n\v\f\r]*[+-]?[0-9]{1,100}")
 
 
 def read_levels(names: Iterable[str]) -> tuple[str, ...]:
@@ -55,10 +56,10 @@ def read_levels(names: Iterable[str]) -> tuple[str, ...]:
 
 def read_number(setting: str, text: str) -> int:
     """Return the number of ``trace_rate``, ``trace_count`` or ``log_frequency``, parsed as in C."""
-    match = _NUMBER.match(text)
+    match = C_NUMBER.match(text)
     if match is None:
         raise invalid(f"Unable to parse '{setting}', got: {text}")
-    number, low, high = int(match[1]), -1 if setting == "trace_count" else 0, NUMBERS[setting]
+    number, low, high = int(match.group()), -1 if setting == "trace_count" else 0, NUMBERS[setting]
     if setting == "trace_count" and -(2**31) <= number < low:
         raise invalid(f"Unable to parse '{setting}'. Expecting value >= {low}, got:{number}")
     if not low <= number <= high:

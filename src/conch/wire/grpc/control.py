@@ -6,7 +6,6 @@ server's documents, which have the form of HTTP responses. Does no I/O.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from conch.core.protocol import grpc_service
 from conch.machine.logs import FORMATS, LogSettings
 from conch.wire.control import (
     ADAPTER_PARAMETERS,
+    C_NUMBER,
     NUMBERS,
     LoadParameters,
     check_adapter,
@@ -52,7 +52,6 @@ def trace_setting(shown: Mapping[str, Any]) -> grpc_service.TraceSettingResponse
 
 
 _FILE: Final = "file:"
-_NUMBER: Final = re.compile(r"[ \t\n\v\f\r]*[+-]?[0-9]{1,100}")
 
 
 def read_version(text: str) -> int:
@@ -62,7 +61,7 @@ def read_version(text: str) -> int:
     """
     if not text:
         return -1
-    match = _NUMBER.match(text)
+    match = C_NUMBER.match(text)
     version = int(match.group()) if match else 2**63
     if not -(2**63) <= version < 2**63:
         raise invalid(

@@ -140,7 +140,8 @@ def read_log_settings(body: Buffer) -> dict[str, bool | int | str]:
         if key in ("log_info", "log_warning", "log_error"):
             settings[key] = text.as_bool(value)
         elif key == "log_verbose_level":
-            settings[key] = text.as_unsigned(value)
+            # Triton converts the number to INT32, and takes a negative one as 0.
+            settings[key] = max(0, (text.as_unsigned(value) + 2**31) % 2**32 - 2**31)
         elif key == "log_format":
             settings[key] = text.as_string(value)
             if value not in FORMATS:

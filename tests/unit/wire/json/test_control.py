@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from conch.core.errors import Code, ConchError
+from conch.machine.logs import LogSettings
 from conch.wire.control import LoadParameters
+from conch.wire.grpc.control import log_settings
 from conch.wire.json.control import (
     error_body,
     read_index,
     read_load,
     read_log_settings,
+    read_trace_setting,
     read_unload,
 )
 
@@ -94,6 +97,13 @@ def test_log_settings_are_read_without_null_and_unknown_ones() -> None:
     assert read_log_settings(b"[]") == {}
 
 
+@pytest.mark.parametrize(("sent", "level"), [(2**31 - 1, 2**31 - 1), (2**31, 0), (2**40 + 1, 1), (2**64 - 1, 0)])
+def test_verbose_level_is_converted_to_int32_as_in_triton(sent: int, level: int) -> None:
+    settings = read_log_settings(b'{"log_verbose_level":%d}' % sent)
+    assert settings == {"log_verbose_level": level}
+    assert log_settings(LogSettings(**settings)).settings["log_verbose_level"].uint32_param == level  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("body", "code", "message"),
     [
@@ -115,3 +125,10 @@ def test_log_settings_are_read_without_null_and_unknown_ones() -> None:
 )
 def test_bad_log_settings_are_refused(body: bytes, code: Code, message: str) -> None:
     assert refusal(read_log_settings, body) == (code, message)
+
+
+@pytest.mark.parametrize("digits", ["4294967296", "1" * 5000])
+def test_number_of_a_trace_setting_that_is_out_of_range_is_refused(digits: str) -> None:
+    code, message = refusal(read_trace_setting, b'{"trace_rate":"%b"}' % digits.encode())
+    assert code is Code.INVALID_ARG
+    assert message == f"Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: {digits}"
