@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from conch.client.deadline import Deadline
 from conch.client.http import HttpTransport
 from conch.core.errors import ConchError, invalid
+from conch.machine.ports import host_and_port
 from conch.measure.metrics_page import read_page, with_scheme
 from conch.measure.top.counts import ServerCounts, read_counts
 
@@ -46,17 +47,18 @@ class TopAddress:
         """Complete the URLs: metrics are at port 8002 of the same host by default. Raises INVALID_ARG."""
         url, metrics_url = with_scheme(url), with_scheme(metrics_url) if metrics_url else ""
         try:
-            host, port = urlsplit(url).hostname, urlsplit(url).port
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or 8000
             path = urlsplit(metrics_url).path
         except ValueError:
-            host, port, path = None, None, ""
+            host = None
         if not host:
             raise invalid(f"'{url}' is not the address of a server, such as localhost:8000")
         if not metrics_url:
-            metrics_url = f"http://[{host}]:8002" if ":" in host else f"http://{host}:8002"
+            metrics_url = f"http://{host_and_port(host, 8002)}"
         if path in ("", "/"):
             metrics_url = f"{metrics_url.rstrip('/')}/metrics"
-        return cls(url if port else f"{url.rstrip('/')}:8000", metrics_url, headers)
+        return cls(f"{parts.scheme}://{host_and_port(host, port)}{parts.path.rstrip('/')}", metrics_url, headers)
 
 
 class ServerSource:
@@ -71,7 +73,7 @@ class ServerSource:
             import ssl
 
             tls = ssl.create_default_context()
-        self._transport = HttpTransport(parts.hostname, parts.port, parts.path.rstrip("/"), tls, address.headers)
+        self._transport = HttpTransport(parts.hostname, parts.port, parts.path, tls, address.headers)
         self._server = ""
         self._instances: dict[str, int] = {}
 

@@ -15,6 +15,8 @@ from conch.measure.top.source import TopAddress
         ("localhost:8000", "", ("http://localhost:8000", "http://localhost:8002/metrics")),
         ("models", "", ("http://models:8000", "http://models:8002/metrics")),
         ("https://a.example:443/prefix", "", ("https://a.example:443/prefix", "http://a.example:8002/metrics")),
+        ("a.example/prefix/", "", ("http://a.example:8000/prefix", "http://a.example:8002/metrics")),
+        ("https://[::1]/prefix", "", ("https://[::1]:8000/prefix", "http://[::1]:8002/metrics")),
         ("[::1]:8000", "", ("http://[::1]:8000", "http://[::1]:8002/metrics")),
         ("a:1", "b:2", ("http://a:1", "http://b:2/metrics")),
         ("a:1", "https://b/x/metrics", ("http://a:1", "https://b/x/metrics")),
