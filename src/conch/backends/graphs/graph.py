@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from conch.backends.base.arrays import Array, Strings
 from conch.backends.base.backend_base import TensorBackend
 from conch.backends.graphs import signature
 from conch.backends.graphs.signature import GraphTensor, SequenceTensors
-from conch.core.errors import unavailable
+from conch.core.errors import ConchError, unavailable
 
 
 class ModelFile(Protocol):
@@ -40,6 +41,22 @@ class Graph(ABC):
         """Run once and return the outputs ``names``; supports all datatypes: BF16 as 16-bit values, BYTES as UTF-8."""
 
 
+@contextmanager
+def errors_name_target(path: Path) -> Iterator[None]:
+    """Replace ``path`` and its folder in errors by those of its target, if it is an absolute link.
+
+    ``conch serve FILE`` links the file into a temporary folder, which users do not know.
+    """
+    try:
+        yield
+    except ConchError as error:
+        target = path.readlink() if path.is_symlink() else path
+        if target == path or not target.is_absolute() or str(path.parent) not in error.message:
+            raise
+        message = error.message.replace(str(path), str(target)).replace(str(path.parent), str(target.parent))
+        raise ConchError(message, error.code) from None
+
+
 class ModelFileBackend(TensorBackend):
     """A backend that serves a file in the version directory and completes the configuration from it."""
 
@@ -60,7 +77,9 @@ class ModelFileBackend(TensorBackend):
             )
             return json.dumps(self.config)
         batch_size = signature.default_max_batch_size(self.backend_config)
-        file = self.inspect(self.existing_file())
+        path = self.existing_file()
+        with errors_name_target(path):
+            file = self.inspect(path)
         tensors = SequenceTensors.of(self.config).of_clients(file.inputs, file.outputs)
         completed = signature.complete(self.config, *tensors, batch_size, lambda text: self.log("WARNING", text))
         return json.dumps(completed)
@@ -83,7 +102,9 @@ class GraphBackend(ModelFileBackend):
         """Open the graph to run it. Raises INVALID_ARG for invalid parameters."""
 
     def load(self, instance: Mapping[str, Any]) -> None:
-        graph = self.open(self.existing_file(), instance)
+        path = self.existing_file()
+        with errors_name_target(path):
+            graph = self.open(path, instance)
         sequences = SequenceTensors.of(self.config)
         sequences.check(self.model["name"], graph.inputs, graph.outputs)
         inputs, outputs = sequences.of_clients(graph.inputs, graph.outputs)

@@ -158,6 +158,19 @@ def test_a_missing_and_a_broken_file_are_named(tmp_path: Path) -> None:
     assert error.value.code is Code.INTERNAL
 
 
+def test_errors_name_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
+    file = tmp_path / "mine.onnx"
+    file.write_bytes(b"not a graph")
+    version = tmp_path / "repository" / "1"
+    version.mkdir(parents=True)
+    (version / "model.onnx").symlink_to(file)
+
+    backend = initialise(OnnxRuntimeBackend, version)
+    for action in (backend.complete, lambda: backend.load({"kind": "CPU", "device_id": 0, "count": 1})):
+        with pytest.raises(ConchError, match=f"Load model from {file} failed"):
+            action()
+
+
 def test_a_configuration_that_disagrees_does_not_load(tmp_path: Path) -> None:
     onnx_graphs.add_sub(tmp_path / "model.onnx")
     given = {"input": [tensor("a", "TYPE_FP32", -1, 4)], "output": [tensor("sum", "TYPE_FP32", -1, 4)]}
