@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from threading import Condition, Lock, Thread, current_thread
 from time import monotonic
@@ -162,8 +163,9 @@ FORK_SECONDS: Final = 20.0
 IMPORT_SECONDS: Final = 120.0
 #: Interval between checks whether a template is ready to run (s).
 WATCH_SECONDS: Final = 1.0
-#: Failures of a template kind after which its workers are spawned without a template.
+#: Consecutive failures of a template kind after which its workers are spawned without a template for a time (s).
 ATTEMPTS: Final = 3
+PAUSE_SECONDS: Final = 600.0
 
 #: A variable that is read when a model initializes its device, after all imports, so templates need not match it.
 _READ_LATER: Final = "CUDA_VISIBLE_DEVICES"
@@ -202,6 +204,8 @@ class Templates:
         self._spawn = spawn
         self._made: dict[TemplateKind, asyncio.Task[Template | None]] = {}
         self._failures: Counter[TemplateKind] = Counter()
+        #: When the next attempt may be made, for kinds that have failed too often.
+        self._paused_until: dict[TemplateKind, float] = {}
         self._running: set[Template] = set()
         self._enabled = idle_seconds > 0 and sys.platform == "linux" and hasattr(os, "pidfd_open")
         self._loop = asyncio.get_running_loop()
@@ -243,7 +247,7 @@ class Templates:
         _REAPER.settle()
 
     async def _template(self, kind: TemplateKind) -> Template | None:
-        if self._failures[kind] >= ATTEMPTS:
+        if self._loop.time() < self._paused_until.get(kind, 0.0):
             return None
         task = self._made.get(kind)
         if task is None:
@@ -265,10 +269,10 @@ class Templates:
                 problem = await template.import_modules()
                 if not problem:
                     return template
-                self._failures[kind] = ATTEMPTS
+                self._paused_until[kind] = inf  # the same imports would run the same threads
                 template.close()
             except (OSError, TimeoutError) as error:
-                self._failures[kind] += 1
+                self._count_failure(kind)
                 problem = str(error) or "its worker template does not respond"
             LOG.info("a worker that needs %s imports it without a worker template: %s", kind.modules[0], problem)
         if self._made.get(kind) is asyncio.current_task():
@@ -287,10 +291,15 @@ class Templates:
                 "a worker could not be forked and is spawned: %s", error or "its worker template does not respond"
             )
             if template.closed:  # otherwise, this process had no free descriptor
-                self._failures[template.kind] += 1
+                self._count_failure(template.kind)
             return None
         self._failures.pop(template.kind, None)
         return forked
+
+    def _count_failure(self, kind: TemplateKind) -> None:
+        self._failures[kind] += 1
+        if self._failures[kind] >= ATTEMPTS:
+            self._paused_until[kind] = self._loop.time() + PAUSE_SECONDS
 
     def _closed(self, template: Template) -> None:
         self._made.pop(template.kind, None)

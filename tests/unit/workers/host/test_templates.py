@@ -132,13 +132,17 @@ async def test_a_fork_ends_with_its_template_even_where_another_process_holds_th
     await templates.close()
 
 
-async def test_where_forks_fail_templates_are_tried_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("pause", "attempts"), [(600.0, 3), (0.0, 5)])
+async def test_where_forks_fail_templates_are_tried_three_times_until_a_pause_is_over(
+    monkeypatch: pytest.MonkeyPatch, pause: float, attempts: int
+) -> None:
     @contextmanager
     def forbidden() -> Iterator[None]:
         raise PermissionError("a sandbox forbids it")
         yield
 
     monkeypatch.setattr("conch.workers.host.templates.adopting", forbidden)
+    monkeypatch.setattr("conch.workers.host.templates.PAUSE_SECONDS", pause)
     spawned = []
 
     def counted(*arguments: Any) -> tuple[ChildProcess, socket.socket]:
@@ -148,7 +152,7 @@ async def test_where_forks_fail_templates_are_tried_three_times(monkeypatch: pyt
     templates = Templates(60, counted)
     kind = kind_of(templates)
     assert [await templates.fork(kind, {}) for _ in range(5)] == [None] * 5
-    assert len(spawned) == 3
+    assert len(spawned) == attempts
     await templates.close()
 
 
