@@ -58,7 +58,7 @@ class RawClient:
     """``answers`` by stream; ``goaway`` is the code and the text of the last one, ``closed`` set at the end."""
 
     def __init__(self, address: tuple[str, int], *, greet: bool = True, **settings: int) -> None:
-        self.socket = socket.create_connection(address, timeout=20)
+        self.socket = socket.create_connection(address, timeout=60)
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()
         self.answers: dict[int, OpenAiResponse] = {}
@@ -70,6 +70,7 @@ class RawClient:
         self.settings_acks = 0
         self.closed = False
         self.answer_pings = True
+        self.pinged = False
         self._buffer = b""
         self._next = 1
         if greet:
@@ -145,8 +146,10 @@ class RawClient:
         elif kind == frames.PING:
             if flags & frames.ACK:
                 self.pongs.append(payload)
-            elif self.answer_pings:
-                self.send(frames.frame(frames.PING, frames.ACK, 0, payload))
+            else:
+                self.pinged = True
+                if self.answer_pings:
+                    self.send(frames.frame(frames.PING, frames.ACK, 0, payload))
         elif kind == frames.GOAWAY:
             self.goaways.append(frames.WORD.unpack(payload[:4])[0])
             self.goaway = (frames.WORD.unpack(payload[4:8])[0], payload[8:].decode())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -12,11 +14,14 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from conch.core.errors import Code, ConchError
+from conch.frontends.grpc.server import Lifetime
 from conch.http2 import Http2ErrorCode, frames
+from conch.options.settings import Settings
+from tests.unit.fake_clock import fake_clock
 from tests.unit.frontends.grpc.conftest import models, text_of, text_request
 from tests.unit.frontends.grpc.fake_core import echo
 from tests.unit.frontends.grpc.harness import Frontend
-from tests.unit.frontends.grpc.raw_client import INFER, LIVE, RawClient, headers
+from tests.unit.frontends.grpc.raw_client import INFER, LIVE, headers
 
 HELD = text_request("hold", "x").SerializeToString()
 
@@ -110,31 +115,69 @@ def test_silent_client_with_a_call_is_pinged_and_hung_up_on():
         assert model.cancelled == model.received != []
 
 
-def test_client_that_answers_pings_stays():
-    with Frontend(*models(), grpc_keepalive_time=10, grpc_keepalive_timeout=300) as frontend:
+def test_answer_to_a_ping_shows_that_the_client_is_there():
+    with Frontend(*models(), grpc_keepalive_time=10, grpc_keepalive_timeout=60_000) as frontend:
         with frontend.client() as client:
             held = client.request(INFER, HELD)
-            pings = 0
-
-            def count(kind: int, flags: int, stream: int, payload: bytes) -> None:
-                nonlocal pings
-                pings += kind == frames.PING and not flags
-                RawClient.handle(client, kind, flags, stream, payload)
-
-            client.handle = count
-            while pings < 2:
+            while not client.pinged:
                 assert client.receive()
+            [connection] = frontend.frontend.connections
+            frontend.until(lambda: connection.active)
             finish_held(frontend)
             assert client.answer(held).status == 0
 
 
-def test_old_connection_is_drained_and_then_cut_off():
-    with Frontend(*models(), grpc_max_connection_age=20, grpc_max_connection_age_grace=20) as frontend:
-        with frontend.client() as client:
-            held = client.request(INFER, HELD)
-            client.until_closed()
-            assert client.goaways == [frames.MAX_WINDOW, held, held]
-            assert client.goaway == (Http2ErrorCode.NO_ERROR, "max_age")
+class FakeConnection:
+    """A connection without calls whose client answers pings at once; keeps what its lifetime does with it."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.session = SimpleNamespace(streams={})
+        self.writer = SimpleNamespace(useful=0)
+        self.events: list[str] = []
+
+    def ping(self) -> None:
+        self.events.append("ping")
+        self.active = True
+
+    def drain(self) -> None:
+        self.events.append("drain")
+
+    def fail(self, code: Http2ErrorCode, message: str) -> None:
+        self.events.append(f"{code.name} {message}")
+
+
+@fake_clock
+async def test_client_that_answers_pings_stays_and_is_pinged_only_so_often_without_data() -> None:
+    connection = FakeConnection()
+    settings = Settings(grpc_keepalive_time=1000, grpc_keepalive_timeout=1000, grpc_keepalive_permit_without_calls=True)
+    Lifetime(connection, settings)  # type: ignore[arg-type]
+    await asyncio.sleep(100)
+    assert connection.events == ["ping"] * 2
+    connection.writer.useful += 1
+    await asyncio.sleep(100)
+    assert connection.events == ["ping"] * 4
+
+
+def test_old_connection_is_drained():
+    with Frontend(*models(), grpc_max_connection_age=20) as frontend, frontend.client() as client:
+        held = client.request(INFER, HELD)
+        while len(client.goaways) < 2:
+            assert client.receive()
+        finish_held(frontend)
+        assert client.answer(held).status == 0
+        client.until_closed()
+        assert client.goaways == [frames.MAX_WINDOW, held]
+
+
+@fake_clock
+async def test_old_connection_that_does_not_end_is_cut_off() -> None:
+    connection = FakeConnection()
+    Lifetime(connection, Settings(grpc_max_connection_age=2000, grpc_max_connection_age_grace=3000))  # type: ignore[arg-type]
+    await asyncio.sleep(4.9)
+    assert connection.events == ["drain"]
+    await asyncio.sleep(0.2)
+    assert connection.events == ["drain", "NO_ERROR max_age"]
 
 
 def test_old_connection_of_a_real_client_is_replaced_unnoticed():

@@ -18,5 +18,5 @@ from tests.unit.frontends.grpc.conftest import text_request
     ],
 )
 def test_stream_continues_whatever_the_sizes_of_its_messages_are(stub, sizes):
-    call = stub.ModelStreamInfer(iter([text_request("echo", "x" * size) for size in sizes]), timeout=5)
+    call = stub.ModelStreamInfer(iter([text_request("echo", "x" * size) for size in sizes]), timeout=60)
     assert [len(answer.infer_response.raw_output_contents[0]) - 4 for answer in call] == list(sizes)
