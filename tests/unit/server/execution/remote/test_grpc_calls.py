@@ -108,6 +108,7 @@ async def serving(
         server.add_secure_port("127.0.0.1:0", credentials) if credentials else server.add_insecure_port("127.0.0.1:0")
     )
     await server.start()
+    settings = {"connect_timeout": 60.0, **settings}  # a busy machine answers late
     connect = await connecting(RemoteSettings((), "m", **settings), folder, decoupled=decoupled)
     transport = connect(read_url(f"{'grpcs' if credentials else 'grpc'}://127.0.0.1:{port}"))
     try:
@@ -225,7 +226,10 @@ async def test_what_ends_a_request_is_reported_while_its_stream_continues(last: 
         assert not fake.cancelled.is_set()
 
 
-async def test_a_stream_that_is_ending_as_the_model_is_unloaded_is_ended_by_the_server() -> None:
+async def test_a_stream_that_is_ending_as_the_model_is_unloaded_is_ended_by_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_calls, "UNLOAD_END_SECONDS", 60.0)  # a busy machine ends it late
     async with serving(decoupled=True) as (fake, transport, _):
         fake.responses = [streamed(True)]
         fake.hold = asyncio.Event()
