@@ -9,6 +9,7 @@ from conch.frontends.http import reader as module
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.server import HttpListener
 from conch.frontends.limits import ClientLimits
+from tests.events import TIMEOUT
 from tests.unit.frontends.http.site import Client, Site, post
 
 
@@ -119,7 +120,7 @@ async def test_client_that_hangs_up_is_noticed_and_its_answer_dropped(client: Cl
     exchange = await site.next()
     exchange.on_disconnect = gone.set
     client.writer.close()
-    await asyncio.wait_for(gone.wait(), 5)
+    await asyncio.wait_for(gone.wait(), TIMEOUT)
     exchange.respond(200, [], b"nobody hears this")
 
 
@@ -130,7 +131,7 @@ async def test_hanging_up_cancels_pipelined_requests_too(client: Client, site: S
     gone = asyncio.Event()
     exchange.on_disconnect = gone.set
     client.writer.close()
-    await asyncio.wait_for(gone.wait(), 5)
+    await asyncio.wait_for(gone.wait(), TIMEOUT)
     exchange.respond(200, [])
     assert len(site.exchanges) == 1
 
