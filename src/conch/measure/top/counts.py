@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, isnan
+from statistics import fmean
 from typing import Final
 
 from conch.measure.metrics_page import labels_of, samples
@@ -62,7 +63,7 @@ class ModelCounts:
 
 @dataclass(slots=True)
 class ServerCounts:
-    """A metrics page: the counts of all model versions, and the gauges of the machine by name.
+    """A metrics page: the counts of all model versions, and the gauges of the machine by name, means over its GPUs.
 
     ``conch`` is whether the server is conch, which reports itself as Triton to clients.
     """
@@ -94,6 +95,7 @@ _GENERATION: Final = {
 def read_counts(page: str) -> ServerCounts:
     """Read a page in Prometheus' text format; lines of unknown families are ignored."""
     counts = ServerCounts("# TYPE conch_model_ready" in page)
+    gauges: dict[str, list[float]] = defaultdict(list)
     for name, text, value in samples(page):
         labels = labels_of(text)
         if "model" in labels:
@@ -101,7 +103,8 @@ def read_counts(page: str) -> ServerCounts:
             if "version" in labels:
                 _add(counts.models[labels["model"], labels["version"]], name, labels, value)
         elif name.startswith(("nv_cpu_", "nv_gpu_")):
-            counts.gauges[name] = counts.gauges.get(name, 0.0) + value
+            gauges[name].append(value)
+    counts.gauges = {name: fmean(values) for name, values in gauges.items()}
     return counts
 
 

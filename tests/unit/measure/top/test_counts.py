@@ -75,6 +75,11 @@ def test_triton_has_quantiles_of_its_summary_and_no_memory_or_restarts() -> None
     assert model.state == "READY" and not read_counts(page % 1).conch
 
 
+def test_utilization_of_several_gpus_is_their_mean() -> None:
+    page = 'nv_gpu_utilization{gpu_uuid="a"} 0.9\nnv_gpu_utilization{gpu_uuid="b"} 0.5\n'
+    assert ServerHistory().add(0.0, read_counts(page), (), {}).gpu == pytest.approx(0.7)
+
+
 def test_memory_of_parts_counts_once_and_a_loaded_model_that_cannot_run_is_not_ready() -> None:
     page = (
         '# TYPE conch_model_ready gauge\nconch_model_ready{model="m",version="1"} 0\n'
