@@ -50,7 +50,8 @@ def find_weights(
     """Return the weight files of a version.
 
     For a converted model, returns the files of the variants that run. For any other folder with several formats or
-    precisions, returns the smallest complete set. ``gpu`` is True if the model runs on a GPU.
+    precisions, returns the smallest complete set. Includes the files of a draft model. ``gpu`` is True if the model
+    runs on a GPU.
 
     The folder is the version directory, or the checkpoint that ``model.json`` or ``parameters`` name, which may be in
     the cache of the Hugging Face Hub. Ignores unreadable files.
@@ -58,13 +59,25 @@ def find_weights(
     try:
         options = {**_model_file(version_directory), **(parameters or {})}
         checkpoint = _checkpoint(version_directory, options)
-        served = _served(checkpoint, options, gpu) if checkpoint.is_dir() else None
-        if served is not None:
-            return served
-        forms = [_gguf_form(checkpoint)] if checkpoint.is_file() else _forms(checkpoint)
-        sums = [_summed(files, _divisor(options)) for files in forms]
+        weights = _weights_of(checkpoint, options, gpu, _named(options, "mmproj", version_directory, checkpoint))
+        draft = _named(options, "speculative_model", version_directory, checkpoint)
+        if draft is None:
+            return weights
+        other = _weights_of(draft, {**options, "variant": ""}, gpu)
     except (OSError, ValueError, RuntimeError, AttributeError, KeyError, TypeError):
         return WeightFiles()
+    return WeightFiles(weights.size + other.size, weights.files + other.files, weights.least + other.least)
+
+
+def _weights_of(
+    checkpoint: Path, options: Mapping[str, object], gpu: bool, projector: Path | None = None
+) -> WeightFiles:
+    """Return the weight files of a folder or GGUF file; ``projector`` is the one that a parameter names."""
+    served = _served(checkpoint, options, gpu) if checkpoint.is_dir() else None
+    if served is not None:
+        return served
+    forms = [_gguf_form(checkpoint, projector)] if checkpoint.is_file() else _forms(checkpoint, projector)
+    sums = [_summed(files, _divisor(options)) for files in forms]
     return min(sums, key=lambda weights: weights.size, default=WeightFiles())
 
 
@@ -75,7 +88,7 @@ def _divisor(options: Mapping[str, object]) -> int:
     return 2 if options.get("dtype") in ("float16", "bfloat16", "half") else 1
 
 
-def _forms(folder: Path) -> Iterator[list[Path]]:
+def _forms(folder: Path, projector: Path | None = None) -> Iterator[list[Path]]:
     """Yield each set of files in ``folder`` that may be the complete model."""
     for name in _FOLDERS:
         if not (folder / name).is_dir():
@@ -98,11 +111,13 @@ def _forms(folder: Path) -> Iterator[list[Path]]:
             # Files with a graph's external tensors are named after it: model.onnx_data, model.onnx.data.
             yield [*files, *(file for file in beside if files[0].suffix == ".onnx" and file.name.startswith(f"{key}."))]
     for model in gguf_files(folder)[0]:
-        yield _gguf_form(model)
+        yield _gguf_form(model, projector)
 
 
-def _gguf_form(gguf: Path) -> list[Path]:
-    """Return the files of a GGUF model, with the projector beside the only model in a folder."""
+def _gguf_form(gguf: Path, projector: Path | None) -> list[Path]:
+    """Return the files of a GGUF model, with ``projector``, or else the one beside the only model in a folder."""
+    if projector is not None:
+        return [*gguf_parts(gguf), projector]
     models, projectors = gguf_files(gguf.parent)
     return [*gguf_parts(gguf), *(projectors[:1] if len(models) == 1 else ())]
 
@@ -179,13 +194,22 @@ def _checkpoint(version_directory: Path, options: Mapping[str, object]) -> Path:
     named = next((options[name] for name in _CHECKPOINT if options.get(name)), "")
     if not named or not isinstance(named, str):
         return version_directory
+    return _existing(named, version_directory) or _snapshot(named) or version_directory
+
+
+def _named(options: Mapping[str, object], parameter: str, version_directory: Path, checkpoint: Path) -> Path | None:
+    """Return the file or folder that a parameter names, which may be beside the checkpoint; None if there is none."""
+    named = options.get(parameter)
+    if not named or not isinstance(named, str):
+        return None
+    return _existing(named, version_directory, checkpoint if checkpoint.is_dir() else checkpoint.parent)
+
+
+def _existing(named: str, version_directory: Path, *folders: Path) -> Path | None:
+    """Return the path ``named`` in the version's directory, the model's, or another folder; None if it is in none."""
     path = Path(named.replace(_MODEL_DIRECTORY, str(version_directory.parent))).expanduser()
-    candidates = (version_directory / path, version_directory.parent / path)
-    return (
-        next((candidate for candidate in candidates if candidate.exists()), None)
-        or _snapshot(named)
-        or version_directory
-    )
+    candidates = (folder / path for folder in (version_directory, version_directory.parent, *folders))
+    return next((candidate for candidate in candidates if candidate.exists()), None)
 
 
 def _snapshot(id: str) -> Path | None:

@@ -65,6 +65,18 @@ def test_all_files_of_a_gguf_model_count(tmp_path: Path) -> None:
     assert find_weights(folder).size == 55, "a projector is not for one of several models"
 
 
+@pytest.mark.parametrize("model", ["", "m.gguf"])
+def test_a_projector_and_a_draft_model_that_parameters_name_count(tmp_path: Path, model: str) -> None:
+    folder = _files(tmp_path / "m", {"1/m.gguf": 50, "1/mmproj-m.gguf": 7, "mmproj/f16.gguf": 3, "draft/d.gguf": 11})
+    parameters = {"model": model} if model else {}
+    weights = find_weights(folder / "1", {**parameters, "mmproj": "mmproj/f16.gguf"})
+    assert (weights.size, weights.least, len(weights.files)) == (53, 53, 2)
+    for draft in ("draft", "../draft/d.gguf", "$$TRITON_MODEL_DIRECTORY/draft"):
+        weights = find_weights(folder / "1", {**parameters, "speculative_model": draft})
+        assert (weights.size, weights.least, len(weights.files)) == (68, 68, 3), draft
+    assert find_weights(folder / "1", {**parameters, "mmproj": "none.gguf", "speculative_model": "none"}).size == 57
+
+
 def test_a_model_of_the_hub_is_found_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     folder = tmp_path / "models--org--name"
