@@ -10,12 +10,14 @@ import zlib
 from collections.abc import Iterable
 from typing import Final
 
-from conch.core.errors import invalid, unsupported
+from conch.core.errors import Code, ConchError, invalid
 from conch.core.tensors import Buffer
 
 #: The ``Accept-Encoding`` header of the 501 response to an unsupported encoding.
 ACCEPTED: Final = "gzip, deflate"
-UNSUPPORTED_COMPRESSION: Final = "Unsupported compression type"
+#: The ``reason`` of the errors for an unsupported encoding, and for data that cannot be decompressed.
+UNSUPPORTED_ENCODING: Final = "unsupported_content_encoding"
+UNDECODABLE: Final = "undecodable_body"
 
 #: Accepts either format regardless of the header, as Triton does.
 _EITHER: Final = 32 + zlib.MAX_WBITS
@@ -48,22 +50,26 @@ def decompress_limited(body: Buffer, encoding: str, limit: int) -> bytes | None:
     """Return the decompressed body, None if it exceeds ``limit`` bytes. Raises the errors of :func:`decompress`."""
     encoding = encoding.strip().lower()
     if encoding not in _WINDOW_BITS:
-        raise unsupported(UNSUPPORTED_COMPRESSION)
+        raise ConchError("Unsupported compression type", Code.UNSUPPORTED, reason=UNSUPPORTED_ENCODING)
     if not len(body):
-        raise invalid("nothing to be decompressed")
+        raise invalid("nothing to be decompressed", reason=UNDECODABLE)
     decompressor = zlib.decompressobj(_EITHER)
     try:
         # One byte more than allowed is enough to detect an excess.
         data = decompressor.decompress(body, limit + 1)
     except zlib.error as error:
-        raise invalid(f"failed to decompress the request body ({encoding}): {error}") from None
+        raise _undecodable(encoding, error) from None
     if len(data) > limit:
         return None
     if not decompressor.eof:
-        raise invalid(f"failed to decompress the request body ({encoding}): it is truncated")
+        raise _undecodable(encoding, "it is truncated")
     if decompressor.unused_data:
-        raise invalid(f"failed to decompress the request body ({encoding}): other data follows it")
+        raise _undecodable(encoding, "other data follows it")
     return data
+
+
+def _undecodable(encoding: str, why: object) -> ConchError:
+    return invalid(f"failed to decompress the request body ({encoding}): {why}", reason=UNDECODABLE)
 
 
 def check_identity(encoding: str) -> None:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from conch.core.errors import Code, ConchError
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.wire.anthropic import message as anthropic
-from conch.wire.compression import ACCEPTED, UNSUPPORTED_COMPRESSION
+from conch.wire.compression import ACCEPTED, UNSUPPORTED_ENCODING
 from conch.wire.json import control as kserve
 from conch.wire.openai import reading as openai
 from conch.wire.retrieval import cohere, tei
@@ -73,6 +73,6 @@ def refuse(exchange: HttpExchange, error: ConchError, status: int = 0) -> None:
     headers = [JSON]
     if status in dialect.busy:
         headers.append(_RETRY)
-    if error.message == UNSUPPORTED_COMPRESSION:
+    if error.reason == UNSUPPORTED_ENCODING:
         headers.append(_ENCODINGS)
     exchange.respond(status, headers, dialect.body(status, error))

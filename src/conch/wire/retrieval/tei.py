@@ -13,6 +13,7 @@ from conch.core.errors import QUEUE_FULL, Code, ConchError
 from conch.core.inference import ModelSignature
 from conch.core.tensors import WireTensor
 from conch.core.text_parameters import REFUSE, TRUNCATION
+from conch.wire.compression import UNDECODABLE, UNSUPPORTED_ENCODING
 from conch.wire.json.text import dumps, error_message
 from conch.wire.openai.inputs import text_tensor
 from conch.wire.openai.reading import ApiError, Fields, wrong
@@ -408,8 +409,11 @@ _ERRORS: Final = {
     Code.ALREADY_EXISTS: ("Validation", 422),
     Code.CANCELLED: ("Overloaded", 429),
 }
-#: The same for the reasons of errors in a request; other reasons are ``Validation`` with 422.
-_ERROR_REASONS: Final = {EMPTY: ("Empty", 400), TOO_MANY: ("Validation", 413)}
+#: The same for the reasons of errors in a request, which take precedence.
+_ERROR_REASONS: Final = {
+    EMPTY: ("Empty", 400), TOO_MANY: ("Validation", 413), UNDECODABLE: ("Validation", 400),
+    UNSUPPORTED_ENCODING: ("Validation", 415),
+}  # fmt: skip
 
 
 def status_of(error: ConchError) -> int:
@@ -423,8 +427,10 @@ def error_body(status: int, error: ConchError) -> bytes:
 
 
 def _kind_of(error: ConchError) -> tuple[str, int]:
+    if error.reason in _ERROR_REASONS:
+        return _ERROR_REASONS[error.reason]
     if error.code is Code.INVALID_ARG and (isinstance(error, ApiError) or error.param is not None):
-        return _ERROR_REASONS.get(error.reason or "", ("Validation", 422))
+        return "Validation", 422
     if error.code is Code.UNAVAILABLE and QUEUE_FULL in error.message:
         return "Overloaded", 429
     if error.code is Code.INVALID_ARG and "cannot be tokenised" in error.message:

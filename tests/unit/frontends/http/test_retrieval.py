@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -218,6 +219,26 @@ async def test_body_that_is_no_json_is_refused_in_the_form_of_the_path(site: Sit
     for body in (b"{", b"[]", b'{"inputs": "\\ud800"}', b'{"model": 1}'):
         status, answer = site.ask(path, body)
         assert 400 <= status < 500 and set(answer) == keys
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "tei", "code"),
+    [
+        (b"gzip", b"no gzip", 400, "undecodable_body"),
+        (b"gzip", gzip.compress(b"{}")[:-4], 400, "undecodable_body"),
+        (b"gzip", b"", 400, "undecodable_body"),
+        (b"br", b"{}", 415, "unsupported_content_encoding"),
+    ],
+)
+async def test_body_that_cannot_be_decompressed_is_refused_in_each_form(
+    site: Site, encoding: bytes, body: bytes, tei: int, code: str
+) -> None:
+    headers = {b"content-encoding": encoding}
+    status, answer = site.ask("/embed", body, headers)
+    assert (status, answer["error_type"]) == (tei, "Validation")
+    assert (b"Accept-Encoding: gzip, deflate\r\n" in site.connection.written) is (tei == 415)
+    status, answer = site.ask("/v1/embeddings", body, headers)
+    assert (status, answer["error"]["code"]) == (400, code)
 
 
 async def test_unknown_model_is_not_found_in_each_form(site: Site) -> None:
