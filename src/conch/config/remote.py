@@ -313,9 +313,10 @@ class _ParameterReader:
             return default
         try:
             number: float = int(text) if whole else float(text)
-        except ValueError:
-            number = -1
-        if number < 0 or not isfinite(number) or (above_zero and not number):
+            usable = isfinite(number) and (number > 0 if above_zero else number >= 0)
+        except (OverflowError, ValueError):
+            usable = False
+        if not usable:
             kind = "a whole number" if whole else "a number of seconds"
             bound = "more than 0" if above_zero else "0 or more"
             self._note(name, f"parameter '{name}' is '{text}'; it must be {kind}, {bound}")

@@ -114,7 +114,7 @@ def _scalar(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _float(value: float) -> float | int | str:
-    """Round a 32-bit float to 6 digits if they suffice, else to 9; whole numbers become integers.
+    """Round a 32-bit float to 6 digits if they suffice, else to 9; whole numbers up to 2**53 become integers.
 
     For example, 0.3 is printed instead of 0.30000001192092896, and 1 instead of 1.0.
     """
@@ -122,7 +122,7 @@ def _float(value: float) -> float | int | str:
         return str(value)
     short = float(f"{value:.6g}")
     number = short if _FLOAT.unpack(_FLOAT.pack(short))[0] == value else float(f"{value:.9g}")
-    return int(number) if number.is_integer() else number
+    return int(number) if number.is_integer() and abs(number) <= 2**53 else number
 
 
 def _with_enum_names(value: Any, descriptor: Descriptor) -> Any:

@@ -72,6 +72,10 @@ def test_the_version_asked_for_may_be_that_of_the_request() -> None:
         ({"url": "http://me:secret@a:1"}, "url contains a user name or a password: set 'authorization_env'"),
         ({"url": "http://a:1/?x=1"}, "url 'http://a:1/?x=1' must end after its path"),
         ({"version": "one"}, "parameter 'version' is 'one'; it must be a whole number, 0 or more"),
+        (
+            {"affinity_bytes": "9" * 400},
+            f"parameter 'affinity_bytes' is '{'9' * 400}'; it must be a whole number, more",
+        ),
         ({"timeout_secs": "-1"}, "parameter 'timeout_secs' is '-1'; it must be a number of seconds, 0 or more"),
         (
             {"connect_timeout_secs": "0"},

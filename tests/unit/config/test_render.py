@@ -90,7 +90,9 @@ def test_sequence_model_prints_states_and_controls_as_triton_does() -> None:
     )
 
 
-@pytest.mark.parametrize(("written", "shown"), [("1", 1), ("0.5", 0.5), ("0.123456789", 0.123456791), ("0.3", 0.3)])
+@pytest.mark.parametrize(
+    ("written", "shown"), [("1", 1), ("0.5", 0.5), ("0.123456789", 0.123456791), ("0.3", 0.3), ("1e30", 1e30)]
+)
 def test_floats_print_without_the_noise_of_32_bits(written: str, shown: float) -> None:
     text = f"sequence_batching {{ direct {{ minimum_slot_utilization: {written} }} }}"
 
