@@ -87,7 +87,7 @@ class RequestsResponder:
             return
         try:
             if response.error is not None:
-                raise response.error
+                raise self._client_error(part, response.error)
             self._take(part, response)
             if response.final:
                 self._running -= 1
@@ -103,6 +103,10 @@ class RequestsResponder:
     def _fail(self, error: ConchError) -> None:
         self.cancel()
         refuse(self._exchange, error)
+
+    def _client_error(self, part: int, error: ConchError) -> ConchError:
+        """Return the client's error for an error of request number ``part``."""
+        return error
 
     def _take(self, part: int, response: InferResponse) -> None:
         """Write or keep a response to request number ``part``; ``ConchError`` fails the exchange."""

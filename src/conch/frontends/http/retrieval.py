@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from conch.core.errors import Code, unavailable
+from conch.core.errors import Code, ConchError, unavailable
 from conch.core.inference import InferRequest, ignore
 from conch.core.tensors import WireTensor
 from conch.frontends.http import dialects
@@ -54,6 +54,9 @@ class RetrievalResponder(JoinedResponder):
         ]
         super().__init__(exchange, requests, offloader)
         self._plan = plan
+
+    def _client_error(self, part: int, error: ConchError) -> ConchError:
+        return self._plan.client_error(part, error)
 
     async def _encode(self) -> None:
         body = await self._offloader.run(self._size, work.retrieval_body, self._plan, self._model, self._parts)

@@ -19,9 +19,9 @@ from conch.wire.openai.media import IMAGE, image_file
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.retrieval.inputs import (
     TextOptions,
+    checked_text,
     checked_texts,
     counted,
-    empty,
     read_content,
     read_list,
     read_prompt,
@@ -87,7 +87,7 @@ def _vectors(vectors: Array, kind: str) -> Any:
 
 def read_embed(fields: Fields, signature: ModelSignature, *, version: str) -> DecodedRequest:
     """Read a request to ``/v1/embed`` or ``/v2/embed``; ``version`` is 1 or 2."""
-    texts = _texts(fields)
+    member, texts = _texts(fields)
     types = fields.strings("embedding_types")
     for kind in types or ():
         if kind not in (*DTYPES, "base64"):
@@ -108,27 +108,30 @@ def read_embed(fields: Fields, signature: ModelSignature, *, version: str) -> De
     check_dimensions(signature, dimensions, _SIZES)
     inputs, rows = text_inputs(signature, texts, options, output=output)
     plan = CohereEmbedPlan(
-        rows=rows, outputs=counted(signature, output), parameters=options.parameters, version=version,
-        texts=[text for text in texts if isinstance(text, str)],
+        rows=rows, outputs=counted(signature, output), parameters=options.parameters, members=(member,),
+        version=version, texts=[text for text in texts if isinstance(text, str)],
         types=list(dict.fromkeys(types or ["float"])), dimensions=dimensions,
         by_type=version == "2" or types is not None,
     )  # fmt: skip
     return DecodedRequest(plan, inputs)
 
 
-def _texts(fields: Fields) -> Sequence[str | bytes]:
-    """Take one of ``texts``, ``images`` (data URLs), and ``inputs`` whose contents are texts or images."""
+def _texts(fields: Fields) -> tuple[str, Sequence[str | bytes]]:
+    """Take one of ``texts``, ``images`` (data URLs), and ``inputs`` whose contents are texts or images.
+
+    Returns the member's name too.
+    """
     given = [member for member in ("texts", "images", "inputs") if fields.has(member)]
     if len(given) > 1:
         raise ApiError(f"'{given[0]}' cannot be combined with '{given[1]}'", given[0])
     member = given[0] if given else "texts"
     listed = read_list(fields, member)
     if member == "images":
-        return [image_file(item, f"images[{index}]") for index, item in enumerate(listed)]
+        return member, [image_file(item, f"images[{index}]") for index, item in enumerate(listed)]
     if member == "inputs":
         contents = [item.get("content") if type(item) is dict else None for item in listed]
         listed = [read_content(content, f"inputs[{index}].content") for index, content in enumerate(contents)]
-    return checked_texts(listed, member)
+    return member, checked_texts(listed, member)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +175,6 @@ def read_rerank(fields: Fields, signature: ModelSignature, *, shows: bool) -> De
     """
     query = fields.required_text("query")
     documents = [_document(item, index) for index, item in enumerate(read_list(fields, "documents"))]
-    checked_texts(documents, "documents")
     top_n = fields.integer("top_n", 1, 2**31 - 1) or len(documents)
     shown = fields.flag("return_documents", shows)
     length = fields.integer("max_tokens_per_doc", 1, 2**31 - 1)
@@ -188,24 +190,23 @@ def read_rerank(fields: Fields, signature: ModelSignature, *, shows: bool) -> De
     kind = Kind.RANKER if Kind.RANKER in kinds(signature) else Kind.MULTI_VECTOR
     inputs, rows, outputs = pair_inputs(signature, [query], documents, TextOptions(), kind)
     plan = CohereRerankPlan(
-        rows=rows, outputs=counted(signature, *outputs), pairs=len(documents),
-        documents=documents if shown else None, top_n=top_n,
+        rows=rows, outputs=counted(signature, *outputs), members=("query", "documents") if kind is Kind.RANKER else (),
+        pairs=len(documents), documents=documents if shown else None, top_n=top_n,
         parameters=options.parameters | ({MAX_PAIR_TOKENS: length} if length is not None else {}),
     )  # fmt: skip
     return DecodedRequest(plan, inputs)
 
 
 def _document(item: Any, index: int) -> str | bytes:
-    item = text_or_image(item, f"documents[{index}]")
+    path = f"documents[{index}]"
+    item = text_or_image(item, path)
     if type(item) is bytes:
         return item
-    text = item.get("text") if type(item) is dict else item
-    if type(text) is not str:
-        path = f"documents[{index}].text" if type(item) is dict else f"documents[{index}]"
-        raise wrong(path, text, "a string" if type(item) is dict else "a string or an object with a text")
-    if not text:
-        raise empty(f"documents[{index}]")
-    return text
+    if type(item) is dict:
+        return checked_text(item.get("text"), f"{path}.text")
+    if type(item) is not str:
+        raise wrong(path, item, "a string or an object with a text")
+    return checked_text(item, path)
 
 
 def error_body(status: int, error: ConchError) -> bytes:

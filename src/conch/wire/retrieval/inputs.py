@@ -15,7 +15,7 @@ from conch.core.tensors import WireTensor
 from conch.core.text_parameters import MAX_LENGTH, PROMPT_TEXT, TRUNCATION
 from conch.wire.openai.inputs import text_tensor
 from conch.wire.openai.media import IMAGE, image_file
-from conch.wire.openai.models import PROMPT
+from conch.wire.openai.models import PROMPT, TOKEN_IDS
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.retrieval.models import COUNT, PAIR, TOKENS
 
@@ -31,8 +31,7 @@ MAX_TOKEN: Final = 2**31 - 1
 EMPTY: Final = "empty_input"
 TOO_MANY: Final = "too_many_inputs"
 
-#: The input of a model for token ids in place of texts: INT32 rows, padded at the end with ``NO_TOKEN``.
-TOKEN_IDS: Final = "token_ids"
+#: The padding of rows of ``token_ids``, INT32.
 NO_TOKEN: Final = -1
 #: The inputs that choose a prompt: by its name, or for a query or a document.
 PROMPT_NAME: Final = "prompt_name"
@@ -106,6 +105,15 @@ def checked_texts(values: Iterable[Any], path: str) -> list[str]:
     return listed
 
 
+def checked_text(text: Any, path: str) -> str:
+    """Return ``text``, which must be a text that is not empty. Raises ApiError with ``path`` otherwise."""
+    if type(text) is not str:
+        raise wrong(path, text, "a string")
+    if not text:
+        raise empty(path)
+    return text
+
+
 def empty(path: str) -> ApiError:
     """Return the error for an empty text."""
     return ApiError(f"'{path}' must not be empty", path, reason=EMPTY)
@@ -140,10 +148,13 @@ def read_texts_or_tokens(fields: Fields, member: str) -> Texts:
 
 
 def text_or_image(item: Any, path: str) -> Any:
-    """Return the text or image in an object of Jina's API, and any other value unchanged."""
+    """Return the text or image in an object of Jina's API, and any other value unchanged.
+
+    Raises ApiError for an empty text and an invalid image.
+    """
     if type(item) is dict and len(item) == 1:
         if "text" in item:
-            return item["text"]
+            return checked_text(item["text"], f"{path}.text")
         if IMAGE in item:
             return image_file(item[IMAGE], f"{path}.{IMAGE}", bare=True)
     return item

@@ -56,6 +56,7 @@ def usage(results: Results) -> dict[str, int]:
 
 def read_embeddings(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read the members of a request, except ``model``. Raises ApiError for invalid or unknown ones."""
+    members = ("messages",) if fields.has("messages") else ("input",)
     texts = read_input(fields)
     base64_form = read_base64(fields)
     dimensions, (dtype, member, in_base64), options, normalize = 0, ("float", "", False), TextOptions(), False
@@ -72,7 +73,8 @@ def read_embeddings(fields: Fields, signature: ModelSignature) -> DecodedRequest
     inputs, rows = text_inputs(signature, texts, options, output=output)
     plan = EmbeddingsPlan(
         rows=rows, outputs=counted(signature, output), parameters=options.parameters,
-        base64=base64_form or in_base64, dimensions=dimensions, dtype=dtype, member=member, normalize=normalize,
+        members=members, base64=base64_form or in_base64, dimensions=dimensions, dtype=dtype, member=member,
+        normalize=normalize,
     )  # fmt: skip
     return DecodedRequest(plan, inputs)
 

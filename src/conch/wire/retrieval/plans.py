@@ -7,6 +7,7 @@ sentence-transformers' ``quantize_embeddings`` (int8, uint8, binary and ubinary)
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from conch.core.errors import internal
+from conch.core.errors import ConchError, internal
 from conch.core.inference import ParameterValue
 from conch.core.tensors import NATIVE_FORMAT, WireTensor, split_bytes
+from conch.wire.openai.media import IMAGE
+from conch.wire.openai.models import PROMPT, TOKEN_IDS
 from conch.wire.openai.reading import ApiError
-from conch.wire.retrieval.models import COUNT
+from conch.wire.retrieval.models import COUNT, PAIR
 
 Array = npt.NDArray[Any]
 
@@ -31,16 +34,37 @@ Array = npt.NDArray[Any]
 class RetrievalPlan(ABC):
     """``rows`` are the numbers of rows of the requests to the model, and ``outputs`` the outputs that they name.
 
-    ``parameters`` are the request parameters of each.
+    ``parameters`` are the request parameters of each. ``members`` are the client's names of the texts, and of the
+    second texts of pairs; empty where requests to the model have different members.
     """
 
     rows: list[int]
     outputs: tuple[str, ...]
     parameters: dict[str, ParameterValue]
+    members: tuple[str, ...] = ()
 
     @abstractmethod
     def body(self, model: str, results: Results) -> bytes:
         """Return the response body. Raises INTERNAL for outputs that do not fit the request."""
+
+    def client_error(self, part: int, error: ConchError) -> ConchError:
+        """Return an error of request number ``part`` to the model, with members and rows of the client's request."""
+        if not self.members:
+            return error
+        first = sum(self.rows[:part])
+
+        def translate(message: str) -> str:
+            message = _INPUT.sub(lambda match: f"'{self.members[-1 if match[1] == PAIR else 0]}'", message)
+            return _ROW.sub(lambda match: str(first + int(match[0])), message)
+
+        return ConchError(
+            translate(error.message), error.code, public=translate(error.public), param=error.param, reason=error.reason
+        )
+
+
+#: The inputs of models for texts, and the rows of their requests, in messages.
+_INPUT: Final = re.compile(rf"\binput '({PROMPT}|{PAIR}|{TOKEN_IDS}|{IMAGE})'")
+_ROW: Final = re.compile(r"(?<=\bin row )\d+")
 
 
 class Results:

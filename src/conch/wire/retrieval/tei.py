@@ -54,6 +54,8 @@ from conch.wire.retrieval.vllm import TOP_K, add_top_k
 
 #: The input that selects how a classifier or reranker converts logits to scores.
 FUNCTION: Final = "function_to_apply"
+#: The member with the texts, for errors of models.
+_INPUTS: Final = ("inputs",)
 
 
 def _read_options(fields: Fields) -> TextOptions:
@@ -111,8 +113,9 @@ def read_embed(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     check_dimensions(signature, dimensions, "dimensions")
     inputs, rows = text_inputs(signature, texts, options, output=output)
     plan = EmbedPlan(
-        rows=rows, outputs=(output,), parameters=options.parameters, dimensions=dimensions, normalize=normalize
-    )
+        rows=rows, outputs=(output,), parameters=options.parameters, members=_INPUTS, dimensions=dimensions,
+        normalize=normalize,
+    )  # fmt: skip
     return DecodedRequest(plan, inputs)
 
 
@@ -137,7 +140,8 @@ class SparsePlan(RetrievalPlan):
 def read_embed_sparse(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read a request to ``/embed_sparse``."""
     inputs, rows, options = _read_inputs(fields, signature, INDICES)
-    return DecodedRequest(SparsePlan(rows=rows, outputs=(INDICES, VALUES), parameters=options.parameters), inputs)
+    plan = SparsePlan(rows=rows, outputs=(INDICES, VALUES), parameters=options.parameters, members=_INPUTS)
+    return DecodedRequest(plan, inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +156,8 @@ def read_embed_all(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read a request to ``/embed_all``."""
     outputs = vectors_outputs(signature)
     inputs, rows, options = _read_inputs(fields, signature, outputs[0])
-    return DecodedRequest(EmbedAllPlan(rows=rows, outputs=outputs, parameters=options.parameters), inputs)
+    plan = EmbedAllPlan(rows=rows, outputs=outputs, parameters=options.parameters, members=_INPUTS)
+    return DecodedRequest(plan, inputs)
 
 
 def _read_inputs(
@@ -195,7 +200,10 @@ def read_rerank(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     fields.finish()
     inputs, rows, _ = pair_inputs(signature, [query], texts, options, Kind.RANKER)
     _apply(signature, inputs, rows, "none" if raw else "sigmoid", raw=raw)
-    plan = RerankPlan(rows=rows, outputs=(SCORE,), parameters=options.parameters, texts=texts if shown else None)
+    plan = RerankPlan(
+        rows=rows, outputs=(SCORE,), parameters=options.parameters, members=("query", "texts"),
+        texts=texts if shown else None,
+    )  # fmt: skip
     return DecodedRequest(plan, inputs)
 
 
@@ -251,7 +259,7 @@ def read_predict(fields: Fields, signature: ModelSignature) -> DecodedRequest:
         if TOP_K not in signature.inputs:
             raise ApiError(f"model '{signature.name}' takes no '{TOP_K}'", further.name(TOP_K))
         add_top_k(signature, inputs, rows, top)
-    plan = PredictPlan(rows=rows, outputs=(LABEL, SCORE), parameters=options.parameters, single=single)
+    plan = PredictPlan(rows=rows, outputs=(LABEL, SCORE), parameters=options.parameters, members=_INPUTS, single=single)
     return DecodedRequest(plan, inputs)
 
 
@@ -293,7 +301,8 @@ def read_similarity(fields: Fields, signature: ModelSignature) -> DecodedRequest
     fields.finish()
     output = vector_output(signature)
     inputs, rows = text_inputs(signature, [source, *sentences], options, output=output)
-    return DecodedRequest(SimilarityPlan(rows=rows, outputs=(output,), parameters=options.parameters), inputs)
+    plan = SimilarityPlan(rows=rows, outputs=(output,), parameters=options.parameters, members=_INPUTS)
+    return DecodedRequest(plan, inputs)
 
 
 def read_root(fields: Fields, signature: ModelSignature) -> DecodedRequest:
@@ -338,9 +347,8 @@ def read_tokenize(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     fields.finish()
     options = TextOptions(prompt_name=name, members={PROMPT_NAME: PROMPT_NAME})
     inputs, rows = text_inputs(signature, texts, options, output=TOKENS)
-    return DecodedRequest(
-        TokenizePlan(rows=rows, outputs=(TOKENS,), parameters={"add_special_tokens": special}), inputs
-    )
+    plan = TokenizePlan(rows=rows, outputs=(TOKENS,), parameters={"add_special_tokens": special}, members=_INPUTS)
+    return DecodedRequest(plan, inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,7 +368,8 @@ def read_decode(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     skip = fields.flag("skip_special_tokens", True)
     fields.finish()
     inputs, rows = text_inputs(signature, ids, TextOptions(), output=TOKENS)
-    return DecodedRequest(DecodePlan(rows=rows, outputs=(TOKENS,), parameters={"skip_special_tokens": skip}), inputs)
+    plan = DecodePlan(rows=rows, outputs=(TOKENS,), parameters={"skip_special_tokens": skip}, members=("ids",))
+    return DecodedRequest(plan, inputs)
 
 
 _MODEL_TYPES: Final = {

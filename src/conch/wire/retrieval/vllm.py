@@ -109,8 +109,9 @@ def read_score(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     fields.finish()
     inputs, rows, outputs = pair_inputs(signature, firsts, seconds, options, kind)
     plan = ScoresPlan(
-        rows=rows, outputs=counted(signature, *outputs), parameters=options.parameters, pairs=len(seconds)
-    )
+        rows=rows, outputs=counted(signature, *outputs), parameters=options.parameters,
+        members=names if kind is Kind.RANKER else (), pairs=len(seconds),
+    )  # fmt: skip
     return DecodedRequest(plan, inputs)
 
 
@@ -176,7 +177,8 @@ def read_classify(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     inputs, rows = text_inputs(signature, texts, options, output=SCORE)
     _add_all_classes(signature, inputs, rows)
     outputs = counted(signature, *_classified(signature))
-    return DecodedRequest(ClassesPlan(rows=rows, outputs=outputs, parameters=options.parameters), inputs)
+    plan = ClassesPlan(rows=rows, outputs=outputs, parameters=options.parameters, members=("input",))
+    return DecodedRequest(plan, inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +205,7 @@ class PoolingPlan(RetrievalPlan):
 
 def read_pooling(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     """Read a request to ``/pooling``; ``task`` may name what the model does anyway."""
+    members = ("messages",) if fields.has("messages") else ("input",)
     texts = read_input(fields)
     task = fields.text("task")
     tasks = {
@@ -233,8 +236,8 @@ def read_pooling(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     if task == "classify":
         _add_all_classes(signature, inputs, rows)
     plan = PoolingPlan(
-        rows=rows, outputs=counted(signature, *outputs), parameters=options.parameters, base64=in_base64,
-        dimensions=dimensions,
+        rows=rows, outputs=counted(signature, *outputs), parameters=options.parameters, members=members,
+        base64=in_base64, dimensions=dimensions,
     )  # fmt: skip
     return DecodedRequest(plan, inputs)
 
@@ -265,7 +268,10 @@ def read_tokenize(fields: Fields, signature: ModelSignature) -> DecodedRequest:
     special = fields.flag("add_special_tokens", not chat)
     strings = fields.flag("return_token_strs")
     fields.finish()
-    plan = TokensPlan(rows=[1], outputs=(TOKENS,), parameters={"add_special_tokens": special}, strings=strings)
+    plan = TokensPlan(
+        rows=[1], outputs=(TOKENS,), parameters={"add_special_tokens": special}, members=("prompt",),
+        strings=strings,
+    )  # fmt: skip
     return DecodedRequest(plan, inputs)
 
 
@@ -303,5 +309,5 @@ def read_detokenize(fields: Fields, signature: ModelSignature) -> DecodedRequest
     """Read a request to ``/detokenize``."""
     tokens = checked_tokens(fields.required("tokens"), "tokens")
     fields.finish()
-    plan = DetokenizePlan(rows=[1], outputs=(TOKENS,), parameters={"skip_special_tokens": False})
+    plan = DetokenizePlan(rows=[1], outputs=(TOKENS,), parameters={"skip_special_tokens": False}, members=("tokens",))
     return DecodedRequest(plan, text_inputs(signature, [tokens], TextOptions(), output=TOKENS)[0])

@@ -187,8 +187,8 @@ async def test_model_that_cannot_serve_a_route_is_refused_with_the_route_that_ca
 @pytest.mark.parametrize(
     ("error", "kind", "tei", "others"),
     [
-        (invalid("input 'text_input' has 600 tokens"), "Validation", 413, 400),
-        (invalid("input 'text_input' cannot be tokenised: x"), "Tokenizer", 422, 400),
+        (invalid("the text is too long"), "Validation", 413, 400),
+        (invalid("the text cannot be tokenised: x"), "Tokenizer", 422, 400),
         (internal("broken"), "Backend", 424, 500),
         (unavailable("unloading"), "Unhealthy", 503, 503),
         (unavailable(f"[request id: x] {QUEUE_FULL}"), "Overloaded", 429, 503),
@@ -203,6 +203,40 @@ async def test_failure_of_the_model_has_the_form_of_each_api(
     assert site.ask("/v2/embed", {"texts": ["a"]}) == (others, {"message": error.message})
     status, answer = site.ask("/v1/embeddings", {"model": "embedder", "input": "a"})
     assert (status, answer["error"]["message"]) == (others, error.message)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "model", "member"),
+    [
+        ("/embed", {"inputs": "a"}, "embedder", "inputs"),
+        ("/rerank", {"query": "q", "texts": ["a"]}, "ranker", "query"),
+        ("/rerank", {"query": "q", "documents": ["a"]}, "ranker", "query"),
+        ("/score", {"text_1": "a", "text_2": "b", "model": "ranker"}, "ranker", "text_1"),
+        ("/v1/embeddings", {"model": "embedder", "input": "a"}, "embedder", "input"),
+        ("/v2/embed", {"texts": ["a"]}, "embedder", "texts"),
+        ("/pooling", {"input": "a", "model": "embedder"}, "embedder", "input"),
+    ],
+)
+async def test_error_of_the_model_names_the_member_of_the_client(
+    site: Site, path: str, body: Any, model: str, member: str
+) -> None:
+    site.executors[model].error = invalid("input 'text_input' has 600 tokens in row 0; the model takes at most 64")
+    assert f"'{member}' has 600 tokens in row 0; the model takes at most 64" in json.dumps(site.ask(path, body))
+
+
+async def test_error_of_the_model_has_the_row_of_the_client(site: Site) -> None:
+    refusal = invalid("input 'text_pair' has no tokens in row 3; the model needs at least one")
+    site.executors["ranker"].held = True
+    site.open("/rerank", {"query": "q", "texts": ["a"] * 20})
+    _, _, third = site.executors["ranker"].requests
+    third.respond(InferResponse(error=refusal))
+    assert site.answer() == (
+        413,
+        {
+            "error": "'texts' has no tokens in row 19; the model needs at least one",
+            "error_type": "Validation",
+        },
+    )
 
 
 @pytest.mark.parametrize(
