@@ -172,7 +172,7 @@ class CompletionResponse(OpenAiResponse):
 
     def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
         text = self._text(index, piece)
-        if not text and not piece.logprobs and not end:
+        if not (text or piece.logprobs or piece.token_ids or piece.prompt_ids or end):
             return []
         logprobs = self._logprobs(index, piece.logprobs) if piece.logprobs else None
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": end or None}
