@@ -420,15 +420,20 @@ def entries_of(
 ) -> CacheScope:
     """Return the cache scope of the version with this ``key``, whose responses also depend on ``sources``.
 
-    If the cache outlives the version and the identity is incomplete, logs a warning and returns an empty scope.
+    If clients may load LoRA adapters into a source, or the cache outlives the version and the identity is incomplete,
+    logs a warning and returns an empty scope.
     """
     joint = joint_identity(identity, ((model.name, model.identity) for model in sources))
-    if not joint.unknown or not cache.lasting:
+    unknown = joint.unknown if cache.lasting else ""
+    for model in sources:
+        if model.loads_adapters:
+            unknown = f"LoRA adapters that clients load into '{model.name}'"
+    if not unknown:
         return cache.scope(key, version, joint.digest)
     LOG.warning(
-        "responses of '%s' version %d are not stored in the shared response cache, because they depend on something "
-        "that is not in its keys: %s",
-        key, version, joint.unknown,
+        "responses of '%s' version %d are not stored in the response cache, because they depend on something that is "
+        "not in its keys: %s",
+        key, version, unknown,
     )  # fmt: skip
     return NoEntries()
 

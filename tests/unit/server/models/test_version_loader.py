@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from conch.config import reading, render
+from conch.config.complete import LOADS_ADAPTERS
 from conch.config.pbtxt import parse
 from conch.core.errors import ConchError, internal, unavailable
 from conch.options.settings import Settings
@@ -23,6 +24,7 @@ from conch.repository import model_files
 from conch.repository.fingerprint import take_external
 from conch.repository.model_files import ModelFiles, describe
 from conch.server.caching.cache import NoEntries
+from conch.server.caching.local import LocalCache
 from conch.server.execution import starting
 from conch.server.execution.remote.executor import RemoteExecutor
 from conch.server.execution.starting import WorkerServices
@@ -112,7 +114,7 @@ class Bench:
         directory: Path,
         text: str,
         prepare: Callable[[FakeProcess], None] = lambda process: None,
-        cache: SharedCache | None = None,
+        cache: SharedCache | LocalCache | None = None,
         settings: Settings | None = None,
         templates: FakeTemplates | None = None,
     ) -> None:
@@ -441,10 +443,28 @@ async def test_version_that_depends_on_more_is_not_in_a_shared_cache(
     model = await Bench(tmp_path, text, prepare, cache).load()
     assert not cache.known and model.cached_messages is None
     assert [message for message in caplog.messages if message.startswith("responses of")] == [
-        "responses of 'm' version 1 are not stored in the shared response cache, because they depend on "
+        "responses of 'm' version 1 are not stored in the response cache, because they depend on "
         f"something that is not in its keys: {reason}"
     ]
     await model.stop(0)
+
+
+async def test_ensemble_of_a_model_into_which_clients_load_adapters_is_not_cached(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduling = """ensemble_scheduling { step [{ model_name: "a" model_version: -1
+        input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } }] }"""
+    cache = LocalCache(1 << 20)
+    bench = Bench(tmp_path, CACHED.replace('backend: "python"', 'platform: "ensemble"') + scheduling, cache=cache)
+    step_model = await Bench(tmp_path / "step", CONFIG).load()
+    step_model.set_runtime_facts({LOADS_ADAPTERS: "yes"})
+    bench.serve(step_model)
+    model = await bench.load({"a": "a"})
+    assert model.cached_messages is None
+    assert [message for message in caplog.messages if message.startswith("responses of")] == [
+        "responses of 'm' version 1 are not stored in the response cache, because they depend on something that is "
+        "not in its keys: LoRA adapters that clients load into 'm'"
+    ]
 
 
 async def test_servers_of_a_cached_remote_model_can_be_replaced(tmp_path: Path) -> None:
