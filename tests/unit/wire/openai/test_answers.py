@@ -158,6 +158,18 @@ def test_response_has_the_ids_of_its_tokens_and_the_name_of_its_request() -> Non
     assert [chunk.get("token_ids") for chunk in found] == [None, [7]]
 
 
+def test_stream_of_a_completion_has_the_ids_of_tokens_without_text() -> None:
+    response = read_completion(Fields({"prompt": "a", "n": 2, "return_token_ids": True})).plan.answer("m")
+    pieces = [
+        ChoiceDelta(token_ids=[], prompt_ids=[5]), ChoiceDelta(token_ids=[7]), ChoiceDelta(token_ids=[]),
+        ChoiceDelta("ä", token_ids=[8]),
+    ]  # fmt: skip
+    found = [chunk for piece in pieces for chunk in chunks(response.events(1, piece, last=False))]
+    assert [chunk["text"] for chunk in found] == ["", "", "ä"]
+    assert [chunk["token_ids"] for chunk in found] == [[], [7], [8]]
+    assert [chunk.get("prompt_token_ids") for chunk in found] == [[5], None, None]
+
+
 def test_reasoning_is_beside_the_content() -> None:
     plan = read_chat(Fields({"messages": [{"role": "user", "content": "a"}]})).plan
     plan = replace(plan, output_format=OutputFormat("hermes", ("<think>", "</think>")).dumps())
