@@ -17,6 +17,7 @@ from conch.machine.ports import host_and_port
 
 if TYPE_CHECKING:
     from conch.deploy.ray.cluster import Deployed, RayApplication
+    from conch.options.settings import Listener
 
 #: Options of conch serve that are determined by options of this command.
 _DECIDED: Final = {
@@ -30,8 +31,11 @@ _DECIDED: Final = {
 
 #: Options with which a replica would refuse requests from an ingress.
 _OF_INGRESSES: Final = frozenset(
-    {"http_use_ssl", "grpc_use_ssl", "http_restricted_api", "grpc_restricted_protocol", "api_key_file"}
-)
+    {
+        "http_use_ssl", "http_use_ssl_mutual", "grpc_use_ssl", "grpc_use_ssl_mutual", "http_restricted_api",
+        "grpc_restricted_protocol", "api_key_file",
+    }
+)  # fmt: skip
 
 
 def ray(command: RayCommandOptions) -> int:
@@ -81,7 +85,8 @@ def ray(command: RayCommandOptions) -> int:
             print(f"replacing the changed parts of '{name}', which already runs on the cluster", flush=True)
         try:
             application.deploy(options, plans)
-            _show(application.wait(plans, command.timeout_secs, partial(print, flush=True)))
+            deployed = application.wait(plans, command.timeout_secs, partial(print, flush=True))
+            _show(deployed, _ingress_listeners(options))
             if not detach:
                 threading.Event().wait()
         except KeyboardInterrupt:
@@ -156,23 +161,30 @@ def _settings(flag: str, texts: Iterable[str]) -> dict[str, str | tuple[str, ...
     return {name: values[0] if len(values) == 1 else values for name, values in grouped.items()}
 
 
-def _show(deployed: Deployed) -> None:
+def _ingress_listeners(options: RayOptions) -> Mapping[str, Listener]:
+    from conch.library.flags import plan
+
+    return plan(None, options.model_repository, options.ingress_options, ports=True).settings.listeners
+
+
+def _show(deployed: Deployed, listeners: Mapping[str, Listener]) -> None:
     counts: dict[str, int] = {}
     for replica in deployed.replicas:
         counts[replica.deployment] = counts.get(replica.deployment, 0) + 1
     for deployment, count in sorted(counts.items()):
         print(f"{deployment}: {count} {'replica' if count == 1 else 'replicas'}")
     for ingress in deployed.ingresses:
-        print(f"node {ingress.node[:8]}: {' '.join(ingress_urls(ingress.addresses))}")
+        print(f"node {ingress.node[:8]}: {' '.join(ingress_urls(ingress.addresses, listeners))}")
     sys.stdout.flush()
 
 
-def ingress_urls(addresses: Mapping[str, tuple[str, int]]) -> list[str]:
+def ingress_urls(addresses: Mapping[str, tuple[str, int]], listeners: Mapping[str, Listener]) -> list[str]:
     """Return the URLs of an ingress: HTTP, gRPC, its other ports, and last the metrics."""
     order = ("http", "grpc", *(kind for kind in addresses if kind not in ("http", "grpc", "metrics")), "metrics")
     urls = []
     for host, port, kind in ((*addresses[kind], kind) for kind in order if kind in addresses):
         scheme, path = ("grpc", "") if kind == "grpc" else ("http", "/metrics" if kind == "metrics" else "")
+        scheme += "s" if listeners[kind].encrypted else ""
         urls.append(f"{scheme}://{host_and_port(host, port)}{path}")
     return urls
 

@@ -42,7 +42,8 @@ def announcer(name: str) -> Callable[[InferenceServer, Mapping[str, tuple[str, i
             host = "localhost"
         elif ":" in host:
             host = f"[{host}]"
-        root = f"http://{host}:{port}"
+        scheme = "https" if server.settings.listeners["http"].encrypted else "http"
+        root = f"{scheme}://{host}:{port}"
         if model.statistics.runtime_facts.get(CHAT_TEMPLATE) == "yes":
             command = chat_example(root, name)
         else:

@@ -273,7 +273,7 @@ class Application:
             raise internal("; ".join(taken))
         if self._console is not None:
             self._console.start()
-            scheme = "https" if self._settings.http_use_ssl or self._settings.http_use_ssl_mutual else "http"
+            scheme = "https" if self._settings.listeners["http"].encrypted else "http"
             self._services.append(f"Console at {scheme}://{host_and_port(*self.addresses['http'])}/console/")
         if self._services:
             LOG.info("Listening; not ready until the models are loaded: %s", ", ".join(self._services))

@@ -151,7 +151,8 @@ class AsyncServer(AsyncInferenceService):
     def urls(self) -> dict[str, str]:
         """The URLs of the open ports: ``http``, ``grpc``, ``metrics`` and ``openai``."""
         addresses = {} if self._application is None else self._application.addresses
-        return {kind: _url(kind, host, port) for kind, (host, port) in addresses.items()}
+        listeners = self._plan.settings.listeners
+        return {kind: _url(kind, host, port, listeners[kind].encrypted) for kind, (host, port) in addresses.items()}
 
     def in_flight(self, models: Collection[str] = ()) -> int:
         """Return the number of in-flight requests of ``models``, or of all models.
@@ -310,6 +311,6 @@ async def _bounded(timeout: float | None) -> AsyncIterator[None]:
         raise deadline.no_response("") from None
 
 
-def _url(kind: str, host: str, port: int) -> str:
+def _url(kind: str, host: str, port: int, encrypted: bool) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"{'grpc' if kind == 'grpc' else 'http'}://{shown}:{port}"
+    return f"{'grpc' if kind == 'grpc' else 'http'}{'s' if encrypted else ''}://{shown}:{port}"

@@ -24,13 +24,17 @@ SERVER_VERSION: Final = "2.51.0"
 
 
 class Listener(NamedTuple):
-    """A port of the server; ``title`` names its requests in messages, ``service`` its front end in the log."""
+    """A port of the server; ``title`` names its requests in messages, ``service`` its front end in the log.
+
+    ``encrypted`` is whether it uses TLS.
+    """
 
     title: str
     service: str
     allowed: bool
     address: str
     port: int
+    encrypted: bool = False
 
 
 Number = Annotated[int, Range(0, 2**63 - 1)]
@@ -378,18 +382,24 @@ class Settings:
     def listeners(self) -> Mapping[str, Listener]:
         """The port of every front end, by name; ``--<name>-port`` sets it."""
         http, platform = self.http_address, self.platform_address
-        # fmt: off
-        rows = {
-            "http": ("HTTP", "HTTPService", self.allow_http, http, self.http_port),
-            "openai": ("OpenAI", "OpenAI API", self.openai_port >= 0, http, self.openai_port),
-            "grpc": ("GRPC", "GRPCInferenceService", self.allow_grpc, self.grpc_address, self.grpc_port),
-            "metrics": ("metrics", "Metrics Service", self.allow_metrics, self.metrics_address, self.metrics_port),
-            "vertex-ai": ("Vertex AI", "Vertex AI HTTPService", self.allow_vertex_ai, platform, self.vertex_ai_port),
-            "sagemaker": ("SageMaker", "Sagemaker HTTPService", self.allow_sagemaker, platform, self.sagemaker_port),
-            "oci": ("OCI Data Science", "OCI Data Science HTTPService", self.allow_oci, platform, self.oci_port),
+        https, grpcs = self.http_use_ssl or self.http_use_ssl_mutual, self.grpc_use_ssl or self.grpc_use_ssl_mutual
+        return {
+            "http": Listener("HTTP", "HTTPService", self.allow_http, http, self.http_port, https),
+            "openai": Listener("OpenAI", "OpenAI API", self.openai_port >= 0, http, self.openai_port, https),
+            "grpc": Listener("GRPC", "GRPCInferenceService", self.allow_grpc, self.grpc_address, self.grpc_port, grpcs),
+            "metrics": Listener(
+                "metrics", "Metrics Service", self.allow_metrics, self.metrics_address, self.metrics_port
+            ),
+            "vertex-ai": Listener(
+                "Vertex AI", "Vertex AI HTTPService", self.allow_vertex_ai, platform, self.vertex_ai_port
+            ),
+            "sagemaker": Listener(
+                "SageMaker", "Sagemaker HTTPService", self.allow_sagemaker, platform, self.sagemaker_port
+            ),
+            "oci": Listener(
+                "OCI Data Science", "OCI Data Science HTTPService", self.allow_oci, platform, self.oci_port
+            ),
         }
-        # fmt: on
-        return {name: Listener(*row) for name, row in rows.items()}
 
     @property
     def without_effect(self) -> dict[str, str]:

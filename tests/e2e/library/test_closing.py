@@ -20,6 +20,7 @@ import pytest
 import conch
 from conch import Code, ConchError
 from conch.library.app import loop_factory
+from tests import certificates
 from tests.events import Events, eventually
 from tests.models import build, write
 
@@ -85,6 +86,20 @@ def test_after_ports_and_clients(folder: Path) -> None:
         assert sorted(server.urls) == ["grpc", "http", "metrics"]
         for kind in ("grpc", "http"):
             with conch.Client(server.urls[kind]) as client:
+                client.infer("add_sub", ROWS)
+
+
+def test_after_encrypted_ports_whose_urls_a_client_can_use(folder: Path, tmp_path: Path) -> None:
+    certificates.make(tmp_path, "server")
+    files = {"server_cert": str(tmp_path / "server.pem"), "server_key": str(tmp_path / "server.key")}
+    flags: dict[str, Any] = {f"{kind}_{name}": value for kind in ("http", "grpc") for name, value in files.items()}
+    flags |= {"http_use_ssl": True, "grpc_use_ssl": True}
+    with conch.Server(model_repository=folder, http_port=0, grpc_port=0, metrics_port=0, **flags) as server:
+        assert [server.urls[kind].partition(":")[0] for kind in ("http", "grpc", "metrics")] == [
+            "https", "grpcs", "http",
+        ]  # fmt: skip
+        for kind in ("http", "grpc"):
+            with conch.Client(server.urls[kind], authorities=files["server_cert"]) as client:
                 client.infer("add_sub", ROWS)
 
 

@@ -18,6 +18,7 @@ from conch.core.errors import ConchError, invalid, unavailable
 from conch.deploy.ray.options import RayOptions
 from conch.deploy.ray.planning import DeploymentPlan
 from conch.deploy.ray.registry import IngressRecord, ReplicaRecord
+from conch.options.settings import Settings
 from tests.models import write
 
 
@@ -161,6 +162,7 @@ def test_a_repository_is_called_as_every_node_can_call_it(
             ["--replica-option=grpc_use_ssl=true"],
             "an ingress could not call such a replica; use --ingress-option grpc_use",
         ),
+        (["--replica-option=http_use_ssl_mutual=true"], "an ingress could not call such a replica"),
         (["--ingress-option=allow_http=false"], "sets this option itself, and needs it"),
         (["--grpc-port=8000"], "--grpc-port 8000 is also the port of --http-port: choose another"),
         (["--name=ä"], "--name 'ä': the name must be ASCII, without '#' or '/', and not empty"),
@@ -247,9 +249,18 @@ def test_without_ray_it_says_what_to_install(
 
 def test_urls_come_in_the_order_in_which_they_are_wanted() -> None:
     addresses = {kind: ("h", port) for port, kind in enumerate(("metrics", "openai", "grpc", "sagemaker", "http"))}
-    assert ingress_urls(addresses) == ["http://h:4", "grpc://h:2", "http://h:1", "http://h:3", "http://h:0/metrics"]
-    assert ingress_urls({"grpc": ("::1", 1)}) == ["grpc://[::1]:1"]
-    assert ingress_urls({}) == []
+    listeners = Settings().listeners
+    assert ingress_urls(addresses, listeners) == [
+        "http://h:4", "grpc://h:2", "http://h:1", "http://h:3", "http://h:0/metrics",
+    ]  # fmt: skip
+    assert ingress_urls({"grpc": ("::1", 1)}, listeners) == ["grpc://[::1]:1"]
+    assert ingress_urls({}, listeners) == []
+
+
+def test_urls_of_an_encrypted_ingress_have_schemes_for_tls() -> None:
+    addresses = {kind: ("h", port) for port, kind in enumerate(("http", "grpc", "openai", "metrics"))}
+    listeners = Settings(http_use_ssl=True, grpc_use_ssl_mutual=True).listeners
+    assert ingress_urls(addresses, listeners) == ["https://h:0", "grpcs://h:1", "https://h:2", "http://h:3/metrics"]
 
 
 def test_models_that_do_not_fit_are_reported_before_they_are_deployed(

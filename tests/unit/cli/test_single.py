@@ -370,6 +370,7 @@ def test_model_that_takes_something_else_tells_its_tensors(inputs: list[TensorSp
         (("0.0.0.0", 9000), "http://localhost:9000"),
         (("192.0.2.1", 4242), "http://192.0.2.1:4242"),
         (("2001:db8::1", 4242), "http://[2001:db8::1]:4242"),
+        (("127.0.0.1", 9000), "https://localhost:9000"),
     ],
 )
 def test_example_is_logged_with_the_address_where_the_server_listens(
@@ -378,7 +379,7 @@ def test_example_is_logged_with_the_address_where_the_server_listens(
     main(["serve", "org/name", "--http-port=0"])
     signature = SimpleNamespace(inputs={"text_input": spec("text_input")})
     model = SimpleNamespace(signature=signature, statistics=SimpleNamespace(runtime_facts={}))
-    server = SimpleNamespace(model=lambda name: model)
+    server = SimpleNamespace(model=lambda name: model, settings=Settings(http_use_ssl=url.startswith("https")))
     announce = started[0].on_ready
     assert announce is not None
 
@@ -398,7 +399,7 @@ def test_model_with_a_chat_template_is_asked_in_a_conversation(
     specs = {name: spec(name, optional=True) for name in ("messages", "text_input", "max_tokens")}
     told = SimpleNamespace(runtime_facts={"engine": "swan", "chat_template": template})
     model = SimpleNamespace(signature=SimpleNamespace(inputs=specs), statistics=told)
-    server: Any = SimpleNamespace(model=lambda name: model)
+    server: Any = SimpleNamespace(model=lambda name: model, settings=Settings())
 
     with caplog.at_level("INFO", logger="conch"):
         announcer("chatty")(server, {"http": ("127.0.0.1", 8000)})
