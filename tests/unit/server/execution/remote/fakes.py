@@ -37,7 +37,11 @@ class Call:
 
 
 class FakeServer:
-    """A transport without a network. ``refusal`` is raised for every request, ``reason`` when it is asked if ready."""
+    """A transport without a network.
+
+    ``refusal`` is raised for every request, ``reason`` when it is asked if ready. The configuration is returned once
+    it was asked if ready ``checks_to_load`` times.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -49,12 +53,18 @@ class FakeServer:
         self.seconds: list[float | None] = []
         self.tried = 0
         self.closed = False
+        self.checks_to_load = 0
+        self.loaded = asyncio.Event()
 
     async def check(self) -> None:
+        self.checks_to_load -= 1
+        if self.checks_to_load < 0:
+            self.loaded.set()
         if self.reason is not None:
             raise self.reason
 
     async def config(self) -> ModelConfig:
+        await self.loaded.wait()
         return pbtxt.parse("max_batch_size: 4", "fake")
 
     async def infer(

@@ -27,6 +27,21 @@ async def test_a_request_whose_inputs_would_be_copied_from_shared_memory_is_refu
     assert bench.executor.endpoints.in_flight == {A: 0}
 
 
+async def test_a_configuration_is_waited_for_while_the_server_loads_the_model() -> None:
+    bench = RemoteBench(A, connect_timeout=0.001)
+    await bench.executor.start()
+    bench.servers[A].checks_to_load = 3
+    bench.servers[A].loaded.clear()
+    assert (await bench.executor.config()).max_batch_size == 4
+    bench.servers[A].loaded.clear()
+    bench.servers[A].checks_to_load = 100
+    waiting = asyncio.ensure_future(bench.executor.config())
+    await until(lambda: bench.servers[A].checks_to_load < 99)
+    bench.servers[A].reason = REFUSED
+    with pytest.raises(ConchError, match="Connection refused"):
+        await waiting
+
+
 async def test_a_request_is_answered_and_counted() -> None:
     bench = RemoteBench(A)
     await bench.executor.start()
