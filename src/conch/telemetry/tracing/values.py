@@ -97,7 +97,8 @@ class OwnValues:
 def values_of(settings: Iterable[tuple[str, str, str]], environment: Mapping[str, str]) -> TraceValues:
     """Return the values of ``--trace-config``, given as scopes, keys and values.
 
-    ``environment`` has OpenTelemetry's own variables, which the options override.
+    ``environment`` has OpenTelemetry's own variables, which the options override. Raises INVALID_ARG for an invalid
+    option of span batches.
     """
     values = TraceValues()
     options: dict[str, str] = {}
@@ -123,7 +124,10 @@ def values_of(settings: Iterable[tuple[str, str, str]], environment: Mapping[str
                 options[key] = value
     if values.mode == "opentelemetry":
         for key, variable, default in BATCHES:
-            options.setdefault(key, environment.get(variable) or str(default))
+            source = f"--trace-config opentelemetry,{key}" if key in options else variable
+            text = options.setdefault(key, environment.get(variable) or str(default))
+            if not (text.isascii() and text.isdecimal() and int(text)):
+                raise invalid(f"{source} must be an integer above 0; got '{text}'")
     return replace(values, options=options, resource=resource)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.core.errors import ConchError
+from conch.core.errors import Code, ConchError
 from conch.telemetry.tracing.trace import Caller, caller_of
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues, values_of
@@ -44,6 +44,22 @@ def test_options_of_a_collector_override_its_variables() -> None:
         "bsp_max_export_batch_size": "512",
         "resource": "service.name=mine",
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "source"),
+    [
+        ([("opentelemetry", "bsp_max_queue_size", "many")], {}, "--trace-config opentelemetry,bsp_max_queue_size"),
+        ([("opentelemetry", "bsp_schedule_delay", "0")], {}, "--trace-config opentelemetry,bsp_schedule_delay"),
+        ([], {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "-1"}, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"),
+    ],
+)
+def test_size_of_span_batches_that_is_no_number_is_refused_by_its_name(
+    given: list[tuple[str, str, str]], environment: dict[str, str], source: str
+) -> None:
+    with pytest.raises(ConchError, match=f"^{source} must be an integer above 0; got") as refused:
+        values_of([("", "mode", "opentelemetry"), *given], environment)
+    assert refused.value.code is Code.INVALID_ARG
 
 
 @pytest.mark.parametrize(
