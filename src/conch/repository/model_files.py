@@ -52,8 +52,9 @@ class ModelFiles:
     all version directories, ascending; 1 for a remote model without any. ``artefacts`` are the names in the
     alphabetically first version. ``warnings`` are lines for the log. ``backend_directory`` is the directory of the
     Python-based backend that runs the model, None for any other backend. ``namespace`` is the model's repository,
-    where names may be ambiguous. ``fingerprint`` is set for files read from a listing. ``copy`` keeps the copy of
-    files from a store in use; callers must hold a reference to it while they use the files.
+    where names may be ambiguous. ``fingerprint`` is not newer than what was read; None if it cannot be taken, and for
+    files from a client. ``copy`` keeps the copy of files from a store in use; callers must hold a reference to it while
+    they use the files.
     """
 
     name: str
@@ -114,10 +115,12 @@ def describe(
     backends: BackendDirectories = DEFAULT_BACKEND_DIRECTORIES,
     namespace: str = "",
     located: Located | None = None,
+    fingerprint: Fingerprint | None = None,
 ) -> ModelFiles:
     """Read ``directory`` as the model ``name``; ``override`` replaces the configuration file.
 
-    ``located`` gives the full contents of the model if ``directory`` holds only some of its files.
+    ``located`` gives the full contents of the model if ``directory`` holds only some of its files; otherwise the caller
+    may have taken the ``fingerprint`` of the directory.
     """
     inventory = located.inventory if located is not None else None
     try:
@@ -137,7 +140,7 @@ def describe(
             warnings=versions.warnings,
             backend_directory=backends.directory_of(config, name, artefacts),
             namespace=namespace,
-            fingerprint=inventory.fingerprint if inventory is not None else None,
+            fingerprint=inventory.fingerprint if inventory is not None else fingerprint,
             copy=located.copy if located is not None else None,
         )
     except ConchError as error:

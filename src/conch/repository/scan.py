@@ -205,6 +205,8 @@ class ModelRepository:
                 backends=self.backends,
                 namespace=naming.namespace(name),
                 located=located,
+                # Before the files are read: a later change must not look like one that has been read.
+                fingerprint=self._fingerprint(located.directory) if located.inventory is None else None,
             )
         except PollError as error:
             error.args = (self.shown(error.message),)

@@ -11,7 +11,6 @@ Called by the lifecycle, in one task per load; runs on the event loop, and reads
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -245,14 +244,10 @@ class ModelLoader:
         """Load the versions that the policy selects, all or none, and swap them in."""
         files = definition.files
         versions = _select_versions(model_state, files, definition.config)
-        fingerprint = files.fingerprint
-        if definition.uploaded is None and fingerprint is None:
-            with contextlib.suppress(ConchError, OSError):
-                fingerprint = await self.repository.in_thread(partial(self.repository.fingerprint, files.key))
         kept: dict[int, Model] = {}
         rescaled = _rescaled(model_state, definition.config)
         if rescaled is not None:
-            untouched = await self._untouched(model_state, fingerprint)
+            untouched = await self._untouched(model_state, files.fingerprint)
             kept = {model.version: model for model in untouched if self.version_loader.can_rescale(model, rescaled)}
             definition = replace(definition, config=rescaled) if kept else definition
         models = await self._load_versions(model_state, versions, definition, kept, by_model)
@@ -260,7 +255,7 @@ class ModelLoader:
         self.versions.remove_upload(model_state)
         model_state.config, model_state.steps = definition.config, definition.steps
         model_state.uploaded, model_state.overridden = definition.uploaded, definition.overridden
-        model_state.fingerprint = fingerprint
+        model_state.fingerprint = files.fingerprint
         model_state.poll_reason = model_state.version_reason = ""
         self.table.on_ready()
 

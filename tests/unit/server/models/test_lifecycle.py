@@ -390,6 +390,20 @@ async def test_members_are_loaded_once_and_before_their_ensembles(house: House) 
     assert house.loader.log.count("load a:1") == 1
 
 
+async def test_ensemble_whose_files_change_while_its_steps_load_is_loaded_again(house: House) -> None:
+    house.write("a")
+    house.write("b")
+    house.write_ensemble("e", "a")
+    house.loader.held["a"] = asyncio.Event()
+    loading = asyncio.create_task(house.lifecycle.load("e"))
+    await until(lambda: "load a:1" in house.loader.log)
+    house.write_ensemble("e", "a", "b")
+    house.loader.held["a"].set()
+    await loading
+    await house.lifecycle.load("e")
+    assert house.loader.log[-1] == "ensemble e of a,b"
+
+
 async def test_each_model_is_announced_as_soon_as_it_serves(house: House) -> None:
     house.write("a")
     house.write("b")
