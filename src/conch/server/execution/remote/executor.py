@@ -48,7 +48,7 @@ class RemoteTransport(Protocol):
         """Return if the model is ready; otherwise raise UNAVAILABLE with the reason."""
 
     async def config(self) -> ModelConfig:
-        """The model's configuration on the server."""
+        """The model's configuration on the server. There is no timeout: the server may have to load the model."""
 
     async def infer(
         self, request: InferRequest, seconds: float | None, deliver: Callable[[InferResponse], None]
@@ -286,11 +286,21 @@ class RemoteExecutor(Executor):
         reasons = []
         for url, server in self._servers.items():
             try:
-                await server.transport.check()
-                return await server.transport.config()
+                return await self._config(server.transport)
             except ConchError as error:
                 reasons.append(f"{url}: {error.message}")
         raise unavailable("; ".join(reasons) or self.unavailable_reason)
+
+    async def _config(self, transport: RemoteTransport) -> ModelConfig:
+        """The model's configuration on a server, which may load the model first: waits while it is ready there."""
+        await transport.check()
+        config = self._loop.create_task(transport.config())
+        try:
+            while not (await asyncio.wait([config], timeout=self._settings.connect_timeout))[0]:
+                await transport.check()
+            return await config
+        finally:
+            config.cancel()
 
     def _add(self, url: str) -> None:
         if self._stopped:

@@ -73,15 +73,16 @@ class RemoteGrpc:
 
     async def check(self) -> None:
         request = grpc_service.ModelReadyRequest(name=self._model.name, version=self._version)
-        response = grpc_service.ModelReadyResponse.FromString(await self._call("ModelReady", request))
+        seconds = self._model.connect_timeout
+        response = grpc_service.ModelReadyResponse.FromString(await self._call("ModelReady", request, seconds))
         if not response.ready:
             metadata = grpc_service.ModelMetadataRequest(name=self._model.name, version=self._version)
-            await self._call("ModelMetadata", metadata)  # raises if the model does not exist
+            await self._call("ModelMetadata", metadata, seconds)  # raises if the model does not exist
             raise unavailable(f"model '{self._model.name}' is not ready there")
 
     async def config(self) -> ModelConfig:
         request = grpc_service.ModelConfigRequest(name=self._model.name, version=self._version)
-        return grpc_service.ModelConfigResponse.FromString(await self._call("ModelConfig", request)).config
+        return grpc_service.ModelConfigResponse.FromString(await self._call("ModelConfig", request, None)).config
 
     async def infer(
         self, request: InferRequest, seconds: float | None, deliver: Callable[[InferResponse], None]
@@ -147,7 +148,7 @@ class RemoteGrpc:
         if len(self._ending) > MOST_ENDING:
             next(iter(self._ending)).cancel()
 
-    async def _call(self, method: str, request: Any) -> bytes:
+    async def _call(self, method: str, request: Any, seconds: float | None) -> bytes:
         """Call a method about the model other than inference. Raises errors with messages for the operator."""
         channel = self._channel
         if self._calls + len(self._ending) >= MANY_CALLS:
@@ -155,9 +156,7 @@ class RemoteGrpc:
         call = channel.unary_unary(f"{SERVICE_PATH}{method}")
         broken = self._broken
         try:
-            response: bytes = await call(
-                request.SerializeToString(), timeout=self._model.connect_timeout, metadata=self._metadata
-            )
+            response: bytes = await call(request.SerializeToString(), timeout=seconds, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             status = error.code()
             if status is grpc.StatusCode.UNIMPLEMENTED:
@@ -167,7 +166,7 @@ class RemoteGrpc:
             try:
                 raise await self._error(error, channel, broken)
             except TimeoutError:
-                raise unavailable(f"no response within {self._model.connect_timeout:g} s") from None
+                raise unavailable(f"no response within {seconds:g} s" if seconds else "no response") from None
         return response
 
     async def _error(self, error: Any, channel: Any, broken: asyncio.Future[None]) -> Exception:

@@ -150,11 +150,12 @@ class RemoteHttp:
         self._headers = {"host": url.address, **model.headers}
 
     async def check(self) -> None:
-        response = await self._get("/ready")
+        seconds = self._model.connect_timeout
+        response = await self._get("/ready", seconds)
         if response.status == 200:
             return
         self._refuse(response)
-        metadata = await self._get("")  # its error shows whether the model exists
+        metadata = await self._get("", seconds)  # its error shows whether the model exists
         error = decode_error(metadata.status, metadata.body)
         if metadata.status == 200 or "not at ready state" in error.message or error.code is Code.UNAVAILABLE:
             raise unavailable(f"model '{self._model.name}' is not ready there")
@@ -163,7 +164,7 @@ class RemoteHttp:
         raise unavailable(f"{_NO_SERVER} (GET {self._path} returns HTTP {metadata.status})")
 
     async def config(self) -> ModelConfig:
-        response = await self._get("/config")
+        response = await self._get("/config", None)
         if response.status != 200:
             self._refuse(response)
             raise decode_error(response.status, response.body)
@@ -190,16 +191,16 @@ class RemoteHttp:
         for connection in list(self._open):
             connection.close()
 
-    async def _get(self, path: str) -> HttpResponse:
+    async def _get(self, path: str, seconds: float | None) -> HttpResponse:
         parts = [request_head("GET", self._path + path, self._headers)]
         try:
-            async with asyncio.timeout(self._model.connect_timeout):
+            async with asyncio.timeout(seconds):
                 try:
                     return await self._exchange(parts)
                 except LostError:  # the server may have just closed an idle connection
                     return await self._exchange(parts, fresh=True)
         except TimeoutError:
-            raise unavailable(f"no response within {self._model.connect_timeout:g} s") from None
+            raise unavailable(f"no response within {seconds or 0:g} s") from None
 
     async def _exchange(self, parts: Sequence[Buffer], *, fresh: bool = False) -> HttpResponse:
         connection = (None if fresh else self._take_idle()) or await self._connect()
