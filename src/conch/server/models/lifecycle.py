@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from conch.core.errors import ConchError, unavailable
+from conch.repository.errors import without_directories
 from conch.repository.fingerprint import ExternalFiles
 from conch.repository.override import Override
 from conch.server.models.model_loader import LoadRequest, ModelLoader
@@ -169,8 +170,10 @@ class Lifecycle:
         self._table.forget_unloaded(lambda name: self._lock(name).locked())
         failed: dict[str, ConchError] = {}
         for name, error in (await self._load_models(request.names, request, {})).items():
-            if not isinstance(error, ConchError):
-                raise error
+            if not isinstance(error, ConchError):  # the other models load all the same
+                LOG.error("failed to load '%s'", name, exc_info=error)
+                message = f"load failed for model '{name}': {error!r}"
+                error = ConchError(message, public=without_directories(message))
             failed[name] = error
         loaded = request.names - failed.keys()
         self._revalidate(loaded)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from conch.config.schema import ModelConfig
 from conch.core.errors import Code, ConchError, internal, unsupported
 from conch.core.inference import InferResponse
 from conch.machine.memory import ProcessMemory, ProcessReader
@@ -142,6 +143,26 @@ async def test_error_that_is_a_bug_fails_the_load_and_nothing_else(house: House)
         await house.lifecycle.load("m")
     await house.lifecycle.load("m")
     assert house.states("m") == {1: (State.READY, "")}
+
+
+async def test_error_that_is_a_bug_does_not_end_the_loads_of_other_models(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.write("bad")
+    house.write("good")
+    configure = house.loader.configure
+
+    def broken(files: ModelFiles) -> ModelConfig:
+        if files.name == "bad":
+            raise RuntimeError("a bug")
+        return configure(files)
+
+    monkeypatch.setattr(house.loader, "configure", broken)
+    failed = await house.lifecycle.load_all(["bad", "good"])
+    assert {name: error.message for name, error in failed.items()} == {
+        "bad": "load failed for model 'bad': RuntimeError('a bug')"
+    }
+    assert house.states("good") == {1: (State.READY, "")}
 
 
 async def test_replaced_version_ends_after_its_last_request(house: House) -> None:
