@@ -38,6 +38,12 @@ class Resource(NamedTuple):
     device: int
 
 
+#: The trace level that each value means, in lower case.
+_TRACE_LEVELS: Final = {
+    **dict.fromkeys(("off", "false"), "OFF"),
+    **dict.fromkeys(("timestamps", "true", "on", "min", "max"), "TIMESTAMPS"),
+    "tensors": "TENSORS",
+}
 #: RE2's syntax, which Triton accepts, for case sensitivity; Python supports it only in groups.
 _WITH_CASE: Final = "(?-i)"
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@A-Z\s]+")
@@ -177,8 +183,11 @@ def trace_setting(flag: str, text: str) -> Setting:
         options = 'Available options are "triton" and "opentelemetry"'
         raise bad_option(flag, f"invalid value for trace mode option: {mode}. {options}")
     match parsed.key:
-        case "level" if parsed.value.upper() not in ("OFF", "TIMESTAMPS", "TENSORS"):
-            raise bad_option(f"{flag} level", f"invalid value for trace level option: {parsed.value.lower()}")
+        case "level":
+            value = parsed.value.lower()
+            if value not in _TRACE_LEVELS:
+                raise bad_option(f"{flag} level", f"invalid value for trace level option: {value}")
+            return parsed._replace(value=_TRACE_LEVELS[value])
         case "rate" | "log-frequency":
             _integer(0, 2**32 - 1)(f"{flag} {parsed.key}", parsed.value)
         case "count":

@@ -10,7 +10,7 @@ import pytest
 
 import conch
 from conch.core.errors import Code, ConchError
-from conch.options.settings import OPTIONS, RENAMED, Settings, by_scope
+from conch.options.settings import OPTIONS, RENAMED, Settings, by_scope, parse
 from conch.options.triton_values import Restriction, Setting
 from tests.refusals import refused
 
@@ -165,6 +165,23 @@ def test_settings_are_grouped_by_scope_and_the_last_wins() -> None:
 def test_log_settings_carry_the_options() -> None:
     log = Settings(log_verbose=2, log_info=False, log_format="ISO8601", log_file="x").log_settings
     assert (log.log_verbose_level, log.log_info, log.log_format, log.log_file) == (2, False, "ISO8601", "x")
+
+
+@pytest.mark.parametrize(
+    ("value", "level"),
+    [
+        ("OFF", "OFF"), ("false", "OFF"), ("true", "TIMESTAMPS"), ("on", "TIMESTAMPS"), ("MIN", "TIMESTAMPS"),
+        ("max", "TIMESTAMPS"), ("timestamps", "TIMESTAMPS"), ("Tensors", "TENSORS"),
+    ],
+)  # fmt: skip
+def test_trace_level_has_the_values_of_tritonserver(value: str, level: str) -> None:
+    for texts in ({"trace-config": [f"level={value}"]}, {"trace-level": [value]}):
+        assert parse(texts).trace_config == (Setting("", "level", level),)
+
+
+def test_trace_level_that_tritonserver_has_not_is_refused() -> None:
+    with pytest.raises(ConchError, match="invalid value for trace level option: yes"):
+        parse({"trace-level": ["yes"]})
 
 
 def test_every_option_of_tritonserver_is_declared() -> None:

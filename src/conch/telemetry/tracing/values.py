@@ -108,7 +108,7 @@ def values_of(settings: Iterable[tuple[str, str, str]], environment: Mapping[str
             case "", "mode":
                 values = replace(values, mode="opentelemetry" if value == "opentelemetry" else "triton")
             case "", "level":
-                values = replace(values, level=_with_level(values.level, value.upper()))
+                values = replace(values, level=_with_level(values.level, value))
             case "", "rate":
                 values = replace(values, rate=int(value))
             case "", "count":

@@ -13,7 +13,7 @@ CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_levels_add_up_and_off_ends_them() -> None:
-    given = [("", "level", "TENSORS"), ("", "level", "timestamps"), ("triton", "file", "t")]
+    given = [("", "level", "TENSORS"), ("", "level", "TIMESTAMPS"), ("triton", "file", "t")]
     assert values_of(given, {}).shown() == {
         "trace_level": ["TIMESTAMPS", "TENSORS"],
         "trace_rate": "1000",
