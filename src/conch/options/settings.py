@@ -299,7 +299,9 @@ class Settings:
     allow_metrics: bool = option(True, "Metrics", "Serve metrics.")
     metrics_address: str = option("", "Metrics", "Address to listen on; that of HTTP by default.")
     metrics_port: Port = option(8002, "Metrics", "Port to listen on; 0 selects a free port.", common=True)
-    metrics_interval_ms: float = option(2000.0, "Metrics", "Milliseconds between measurements of the CPU and the GPUs.")
+    metrics_interval_ms: Annotated[float, Range(0)] = option(
+        2000.0, "Metrics", "Milliseconds between measurements of the CPU and the GPUs."
+    )
     metrics_config: tuple[Setting, ...] = option(
         (), "Metrics",
         "counter_latencies, summary_latencies or histogram_latencies=<bool>, summary_quantiles=<values>; repeatable.",

@@ -184,6 +184,13 @@ def test_trace_level_that_tritonserver_has_not_is_refused() -> None:
         parse({"trace-level": ["yes"]})
 
 
+def test_interval_of_metrics_is_a_number_of_at_least_zero() -> None:
+    for text in ("nan", "-1"):
+        with pytest.raises(ConchError, match=f"out of bound. Got {text}"):
+            parse({"metrics-interval-ms": [text]})
+    assert parse({"metrics-interval-ms": ["0"]}).metrics_interval_ms == 0
+
+
 def test_every_option_of_tritonserver_is_declared() -> None:
     assert set(TRITONSERVER.split()) <= {*OPTIONS, *RENAMED}
 
