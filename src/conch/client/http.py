@@ -12,7 +12,7 @@ import ssl
 import threading
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 import numpy as np
@@ -33,6 +33,8 @@ from conch.core.tensors import Buffer, WireTensor
 from conch.machine.ports import host_and_port
 from conch.wire.json.generate import deduced_shape
 from conch.wire.json.outgoing import CODES, decode_error, encode_request, model_path, read_response
+
+T = TypeVar("T", dict[str, Any], list[Any])
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _OVER_GRPC: Final = "connect with grpc:// for this request"
@@ -87,13 +89,20 @@ class EventStream(ResultStream):
     def __init__(self, request: OutgoingRequest, connection: BlockingConnection) -> None:
         self._request = request
         self._connection = connection
-        self._code = CODES.get(connection.reader.status)
+        self._status = connection.reader.status
+        content = connection.reader.headers.get(b"content-type", b"")
+        #: Whether the response has events; an error has, if it is the model's first response.
+        self._has_events = self._status == 200 or content.startswith(b"text/event-stream")
         self._unread = b""
         self._closed = False
 
     def __next__(self) -> InferResult:
         while not self._closed:
             try:
+                if not self._has_events:
+                    response = self._connection.response()
+                    self.close()
+                    raise decode_error(response.status, response.body)
                 line = self._read_line()
             except TimeoutError:
                 self.close()
@@ -108,7 +117,7 @@ class EventStream(ResultStream):
             text = line.removeprefix(_EVENT).strip()
             if text:
                 try:
-                    return self._result(json.loads(text))
+                    return self._result(text)
                 except BaseException:
                     self.close()
                     raise
@@ -137,20 +146,27 @@ class EventStream(ResultStream):
         line, end, self._unread = self._unread.partition(b"\n")
         return line + end
 
-    def _result(self, event: dict[str, Any]) -> InferResult:
-        if "error" in event and "model_name" not in event:
-            raise ConchError(str(event["error"]), self._code or Code.UNKNOWN)  # only the first response has a code
+    def _result(self, text: bytes) -> InferResult:
+        try:
+            event = json.loads(text)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict) or event.keys().isdisjoint(("model_name", "error")):
+            raise internal(f"the stream of model '{self._request.model}' has an event without a response: {text!r:.80}")
+        if "model_name" not in event:
+            # Only the first response has a code.
+            raise ConchError(str(event["error"]), CODES.get(self._status, Code.UNKNOWN))
         specs = self._request.signature.outputs
         requested = self._request.outputs
         return InferResult(
-            event["model_name"],
-            str(event["model_version"]),
+            str(event["model_name"]),
+            str(event.get("model_version", "")),
             {
                 name: from_values(name, specs[name].datatype, self._shape(specs[name], value), value)
                 for name, value in event.items()
                 if name in specs and (not requested or name in requested)
             },
-            event.get("id", ""),
+            str(event.get("id", "")),
             {name: value for name, value in event.items() if name not in specs and name not in _OF_RESPONSE},
         )
 
@@ -202,20 +218,21 @@ class HttpTransport:
 
     def metadata(self, model: str, version: int, deadline: Deadline) -> dict[str, Any]:
         path = model_path(model, version) if model else "/v2"
-        return self._document(path, deadline)
+        return self._document("GET", path, deadline, dict)
 
     def config(self, model: str, version: int, deadline: Deadline) -> ModelConfig:
         path = f"{model_path(model, version)}/config"
-        return render.from_json(self._exchange("GET", path, (), deadline, model).body.decode(), lenient=True)
+        return render.from_json(
+            self._exchange("GET", path, (), deadline, model).body.decode(errors="replace"), lenient=True
+        )
 
     def statistics(self, model: str, version: int, deadline: Deadline) -> list[dict[str, Any]]:
         path = model_path(model, version) if model else "/v2/models"
-        entries: list[dict[str, Any]] = self._document(f"{path}/stats", deadline).get("model_stats", [])
+        entries: list[dict[str, Any]] = self._document("GET", f"{path}/stats", deadline, dict).get("model_stats", [])
         return entries
 
     def index(self, deadline: Deadline) -> list[dict[str, str]]:
-        entries: list[dict[str, str]] = json.loads(self._call("POST", _INDEX, b"", deadline))
-        return entries
+        return self._document("POST", _INDEX, deadline, list)
 
     def load(self, model: str, config: str | None, files: Mapping[str, bytes], deadline: Deadline) -> None:
         parameters = {f"file:{path}": base64.b64encode(content).decode() for path, content in files.items()}
@@ -269,14 +286,15 @@ class HttpTransport:
             raise
         return True
 
-    def _document(self, path: str, deadline: Deadline) -> dict[str, Any]:
-        """Return a JSON object. Raises INTERNAL for any other response, such as a web page."""
+    def _document(self, method: str, path: str, deadline: Deadline, kind: type[T]) -> T:
+        """Return a JSON object or array. Raises INTERNAL for any other response, such as a web page."""
         try:
-            document = json.loads(self._call("GET", path, b"", deadline))
+            document = json.loads(self._call(method, path, b"", deadline))
         except ValueError:
             document = None
-        if not isinstance(document, dict):
-            raise internal(f"GET {path} does not return a JSON object, as a server of the KServe protocol would")
+        if not isinstance(document, kind):
+            name = "array" if kind is list else "object"
+            raise internal(f"{method} {path} does not return a JSON {name}, as a server of the KServe protocol would")
         return document
 
     def _call(self, method: str, path: str, body: bytes, deadline: Deadline) -> bytes:
@@ -420,9 +438,9 @@ def _result(request: OutgoingRequest, body: bytes, json_size: int | None) -> Inf
         else:
             raise internal(f"output '{name}' of model '{request.model}' has no data")
     return InferResult(
-        document["model_name"],
-        str(document["model_version"]),
+        str(document.get("model_name", request.model)),
+        str(document.get("model_version", "")),
         arrays,
-        document.get("id", ""),
+        str(document.get("id", "")),
         document.get("parameters", {}),
     )

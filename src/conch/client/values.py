@@ -6,14 +6,14 @@ dimension of a single row, and trailing dimensions of 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conch.config.signature import no_such_input
-from conch.core.errors import invalid
+from conch.core.errors import ConchError, internal, invalid
 from conch.core.inference import ModelSignature, TensorSpec
 from conch.core.tensors import WireTensor, format_shape, pack_bytes, split_bytes
 
@@ -60,7 +60,17 @@ def encode_inputs(signature: ModelSignature, values: Mapping[str, Any]) -> dict[
 
 
 def decode(tensor: WireTensor) -> NDArray[Any]:
-    """Return the array of an output; it is writable and shares no memory with the tensor."""
+    """Return the array of an output; it is writable and shares no memory with the tensor.
+
+    Raises INTERNAL for data that does not fit the datatype and shape.
+    """
+    try:
+        return _decoded(tensor)
+    except (ConchError, KeyError, ValueError):
+        raise _unfit(tensor.name, tensor.datatype, tensor.shape) from None
+
+
+def _decoded(tensor: WireTensor) -> NDArray[Any]:
     if tensor.datatype == "BYTES":
         elements = split_bytes(tensor.data)
         texts = np.empty(len(elements), np.object_)
@@ -73,12 +83,22 @@ def decode(tensor: WireTensor) -> NDArray[Any]:
 
 
 def from_values(name: str, datatype: str, shape: tuple[int, ...], values: Any) -> NDArray[Any]:
-    """Return the array of an output received as JSON: a scalar, or a nested or flat list."""
-    if datatype == "BYTES":
-        texts = _objects(values).reshape(-1)
-        return decode(WireTensor(name, datatype, shape, pack_bytes(text.encode() for text in texts)))
-    kind = np.dtype("<f4") if datatype == "BF16" else _TYPES[datatype]
-    return np.array(values, kind).reshape(shape)
+    """Return the array of an output received as JSON: a scalar, or a nested or flat list.
+
+    Raises INTERNAL for values that do not fit the datatype and shape.
+    """
+    try:
+        if datatype == "BYTES":
+            texts = _objects(values).reshape(-1)
+            return _decoded(WireTensor(name, datatype, shape, pack_bytes(text.encode() for text in texts)))
+        kind = np.dtype("<f4") if datatype == "BF16" else _TYPES[datatype]
+        return np.array(values, kind).reshape(shape)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        raise _unfit(name, datatype, shape) from None
+
+
+def _unfit(name: str, datatype: str, shape: Sequence[int]) -> ConchError:
+    return internal(f"output '{name}' of the response is not {datatype} of shape {format_shape(shape)}")
 
 
 def _array(signature: ModelSignature, spec: TensorSpec, value: Any) -> NDArray[Any]:

@@ -187,6 +187,10 @@ def test_a_stream_that_drips_has_the_timeout_of_the_call() -> None:
         ({"shape": [2], "parameters": {"binary_data_size": 8}}, "the response lacks 8 bytes of its outputs"),
         ({"data": [1.0]}, "the response is not an inference response: KeyError 'shape'"),
         ({"shape": [1]}, "output 'y' of model 'm' has no data"),
+        ({"shape": [2], "data": [1.0]}, r"output 'y' of the response is not FP32 of shape \[2\]"),
+        ({"shape": [1], "data": ["a"]}, r"output 'y' of the response is not FP32 of shape \[1\]"),
+        ({"shape": [1], "data": [1], "datatype": "BYTES"}, r"output 'y' of the response is not BYTES of shape \[1\]"),
+        ({"shape": [1], "data": [1], "datatype": "X"}, r"output 'y' of the response is not X of shape \[1\]"),
     ],
 )
 def test_response_without_a_part_of_an_output_is_an_error_of_the_server(output: dict[str, Any], message: str) -> None:
@@ -296,6 +300,32 @@ def test_a_web_page_in_place_of_a_document_is_an_error_of_the_server() -> None:
             with pytest.raises(ConchError, match="does not return a JSON object") as caught:
                 call("m")
             assert caught.value.code is Code.INTERNAL
+        with pytest.raises(ConchError, match="POST /v2/repository/index does not return a JSON array") as caught:
+            client.models()
+        assert caught.value.code is Code.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("response", "code", "message"),
+    [
+        (b"503 No\r\nContent-Type: text/html\r\n\r\n<html>\n<p>Try later\n", Code.UNAVAILABLE, "<html> <p>Try later"),
+        (b'404 No\r\nContent-Type: application/json\r\n\r\n{"error":\n"no m"}', Code.NOT_FOUND, "no m"),
+        (b'400 No\r\nContent-Type: text/event-stream\r\n\r\ndata: {"error":"no"}\n\n', Code.INVALID_ARG, "no"),
+        (b"200 OK\r\nContent-Type: text/html\r\n\r\n<html>\n", Code.INTERNAL, "an event without a response: b'<html>'"),
+        (b"200 OK\r\n\r\ndata: [1]\n\n", Code.INTERNAL, r"an event without a response: b'\[1\]'"),
+    ],
+)
+def test_response_that_is_not_a_stream_is_an_error_of_the_server(response: bytes, code: Code, message: str) -> None:
+    def responding(connection: Connection) -> None:
+        connection.read()
+        connection.answer(DECOUPLED)
+        connection.read()
+        connection.write(b"HTTP/1.1 " + response)
+
+    with served(responding) as client, client.infer_stream("m", INPUTS) as stream:
+        with pytest.raises(ConchError, match=message) as caught:
+            next(stream)
+        assert caught.value.code is code and list(stream) == []
 
 
 def test_a_configuration_of_a_newer_server_is_read_without_its_new_fields() -> None:
