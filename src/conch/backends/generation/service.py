@@ -327,7 +327,7 @@ class GenerationService:
             self._fail_all(error)
 
     def _run_commands(self) -> None:
-        """Run the commands of the threads that read frames; block until a command arrives if the service is idle.
+        """Run the commands of the threads that read frames; an idle service waits for one, or for the next deadline.
 
         An engine may hold the interpreter lock for a whole step. Therefore the threads get a short time before the step
         to finish reading requests.
@@ -335,12 +335,18 @@ class GenerationService:
         until = 0
         while True:
             try:
-                self._commands.get(block=self._idle)()
+                self._commands.get(block=self._idle, timeout=self._seconds_to_deadline())()
             except Empty:
                 until = until or monotonic_ns() + MAX_WAIT_NS
                 if monotonic_ns() >= until or not self._arriving():
                     return
                 sleep(0.0002)
+
+    def _seconds_to_deadline(self) -> float | None:
+        """Return the time to the next deadline of a request that may wait for its adapter or structure (s)."""
+        if not self._with_deadline:
+            return None
+        return max(0, min(state.deadline for state in self._with_deadline.values()) - monotonic_ns()) / 1e9
 
     @property
     def _idle(self) -> bool:

@@ -296,9 +296,9 @@ def test_what_the_engine_refuses_fails_alone(worker: Worker) -> None:
     assert worker.text(2) == "abc"
 
 
-def structured(worker: Worker, text: str) -> int:
+def structured(worker: Worker, text: str, *, deadline: int = 0) -> int:
     options = json.dumps({"structured_outputs": {"regex": text}, "max_tokens": 2})
-    return worker.ask("a", sampling_parameters=options)
+    return worker.ask("a", sampling_parameters=options, deadline=deadline)
 
 
 def test_others_generate_while_a_structure_is_compiled(worker: Worker) -> None:
@@ -325,6 +325,15 @@ def test_request_that_is_cancelled_while_its_structure_is_compiled_never_reaches
     structured(worker, "next")
     worker.finish()
     assert worker.engine.compiled == ["NEXT"]
+
+
+def test_request_whose_structure_is_not_compiled_in_time_is_refused_at_its_deadline(worker: Worker) -> None:
+    slow = structured(worker, "slow", deadline=monotonic_ns() + 10**8)
+    worker.start()
+    while slow not in worker.answers:
+        worker.take()
+    assert worker.answers[slow][0]["error"].status == "Unavailable: Request timeout expired"
+    worker.engine.go_on.set()
 
 
 def test_what_the_engine_cannot_take_fails_alone(worker: Worker) -> None:
