@@ -242,7 +242,9 @@ def _check_paths(model: CheckedModel, root: Path, mount: str) -> None:
     for version in model.versions:
         directory = model.files.version_directory(version)
         for key, value in {**_document(directory), **parameters(model.config)}.items():
-            if key not in _PATH_PARAMETERS or not isinstance(value, str) or not value or value.startswith(mount):
+            if key not in _PATH_PARAMETERS or not isinstance(value, str) or not value:
+                continue
+            if Path(value).is_relative_to(mount):
                 continue
             if _is_outside(value.replace(MODEL_DIRECTORY, str(model.files.directory)), directory, root):
                 raise invalid(

@@ -166,6 +166,15 @@ def test_a_checkpoint_outside_of_the_repository_is_refused(tmp_path: Path, named
         read_requirements(tmp_path / "models", MOUNT)
 
 
+def test_a_folder_beside_that_of_the_platform_is_refused(tmp_path: Path) -> None:
+    outside = tmp_path / "models-old"
+    outside.mkdir()
+    config = 'backend: "tensorrtllm"\nparameters { key: "gpt_model_path" value: { string_value: "%s" } }'
+    write(tmp_path / "repository", "m", config % outside, {"1/x": ""})
+    with pytest.raises(ConchError, match=r"names .*models-old, which is not in the repository"):
+        read_requirements(tmp_path / "repository", str(tmp_path / "models"))
+
+
 def test_a_place_of_the_platform_may_be_named(tmp_path: Path) -> None:
     config = 'backend: "tensorrtllm"\nparameters { key: "gpt_model_path" value: { string_value: "%s" } }'
     write(tmp_path, "m", config % f"{MOUNT}/model_repository/m/1", {"1/x": ""})
