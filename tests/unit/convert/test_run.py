@@ -27,8 +27,10 @@ from conch.convert.run import ConvertedModel, convert
 from conch.core.errors import Code, ConchError
 from conch.core.lengths import CPU_TOKENS
 from conch.measure.texts.shapes import Shape
+from tests.causal_rerankers import logit_scorer
 from tests.convert_checkpoints import no_progress, quick_plan
-from tests.text_checkpoints import write
+from tests.task_requests import open_model
+from tests.text_checkpoints import answer, request, write
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +204,21 @@ def test_two_variants_serve_where_each_is_faster(encoder: Path, tmp_path: Path, 
         arrays = {name: np.ones((1, tokens), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
         answers = [part.run(arrays)["last_hidden_state"] for part in both.parts]
         np.testing.assert_allclose(answers[0], answers[1], atol=1e-4)
+
+
+def test_reranker_over_a_language_model_serves_with_two_variants(tmp_path: Path, two_fast: None) -> None:
+    folder = logit_scorer(tmp_path / "source")
+
+    made = convert(plan(folder, tmp_path / "models", sequence_lengths=(8, 16)), no_progress)
+
+    assert made.manifest.by_shape is not None
+    pairs = request(text_input=["library"] * 2, text_pair=["near", "The library is near the station. " * 3])
+    both, *alone = (
+        answer(open_model(made.folders[0] / "1", **options, threads=1), pairs).outputs["score"]
+        for options in ({}, {"variant": "torch-fp32"}, {"variant": "onnxruntime-fp32"})
+    )
+    for expected in alone:
+        np.testing.assert_allclose(both, expected, atol=1e-4)
 
 
 def test_variants_whose_answers_differ_do_not_serve_together(

@@ -526,7 +526,9 @@ def open_engine(
         return engine
     beside = replace(checkpoint, variant=checkpoint.manifest.variant(companion.variant), manifest=None)
     try:
-        other = open_engine(beside, head=head, instances=instances, outputs=outputs, splade=splade)
+        other = open_engine(
+            beside, head=head, instances=instances, torch_class=torch_class, outputs=outputs, splade=splade
+        )
     except ConchError as error:
         if error.code is not Code.UNSUPPORTED:
             raise

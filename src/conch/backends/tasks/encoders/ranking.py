@@ -64,9 +64,11 @@ class Rerank(EncoderTask):
         if self.plan.max_length:
             self.encoder.max_length = min(self.encoder.max_length, self.plan.max_length)
         self.pairs = PairEncoder(self.plan, checkpoint, self.encoder)
+        for engine in self.engine.parts:
+            if isinstance(engine, CausalEngine):
+                engine.keep(self.plan.true_id, self.plan.false_id)
         self.shares_prefixes = False
         if isinstance(self.engine, CausalEngine):
-            self.engine.keep(self.plan.true_id, self.plan.false_id)
             self.shares_prefixes = self.engine.continues_prefixes(range(3, 19), 5)
         elif self.plan.causal:
             self._require_scores()
