@@ -13,7 +13,7 @@ from conch.core.errors import did_you_mean
 from conch.repository.stores.urls import FORMS
 
 #: Suffixes of files that are a model, or the weights of one.
-_WEIGHTS: Final = (".safetensors", ".gguf", ".onnx", ".xml")
+WEIGHTS: Final = (".safetensors", ".gguf", ".onnx", ".xml")
 
 #: The advice if there is no better one.
 _GIVE: Final = "use a model repository"
@@ -49,7 +49,7 @@ def is_version_directory(path: Path) -> bool:
 def is_checkpoint(path: Path) -> bool:
     """Return whether ``path`` looks like a checkpoint folder: it contains a configuration or weights."""
     try:
-        return (path / "config.json").is_file() or any(entry.suffix in _WEIGHTS for entry in path.iterdir())
+        return (path / "config.json").is_file() or any(entry.suffix in WEIGHTS for entry in path.iterdir())
     except OSError:
         return False
 
@@ -65,7 +65,7 @@ def repository_problem(path: Path) -> Problem | None:
             f"repository path is not a valid directory: {path} does not exist", hint=similar_directory(path) or _GIVE
         )
     if not path.is_dir():
-        hint = f"serve it with 'conch serve {path}'" if path.suffix in _WEIGHTS else _GIVE
+        hint = f"serve it with 'conch serve {path}'" if path.suffix in WEIGHTS else _GIVE
         return Problem(f"repository path is not a valid directory: {path} is a file", hint=hint)
     try:
         directories = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]

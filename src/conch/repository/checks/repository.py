@@ -26,7 +26,7 @@ from conch.repository.checks.configuration import check_backend, check_configura
 from conch.repository.checks.finding import CheckedModel, Finding, in_configuration, line_of, with_fix
 from conch.repository.checks.missing_imports import check_imports
 from conch.repository.checks.python_model import check_called_models, check_python_model, read_python_model
-from conch.repository.directory_kinds import is_checkpoint, is_model_directory, repository_problem
+from conch.repository.directory_kinds import WEIGHTS, is_model_directory, repository_problem
 from conch.repository.errors import PollError
 from conch.repository.model_files import CONFIG_FILE, ModelFiles, read_labels
 from conch.repository.roots import RepositoryLocation
@@ -92,10 +92,8 @@ def _is_configuration(path: Path) -> bool:
 
 def _outside_versions(directory: Path, names: list[str]) -> Iterator[Finding]:
     misplaced = next((name for name in _MODEL_FILES if name in names), "")
-    if not misplaced and is_checkpoint(directory):
-        misplaced = next(
-            name for name in sorted(names) if Path(name).suffix in (".safetensors", ".gguf", ".onnx", ".xml")
-        )
+    if not misplaced:
+        misplaced = next((name for name in sorted(names) if Path(name).suffix in WEIGHTS), "")
     if misplaced:
         yield Finding(
             directory / misplaced,

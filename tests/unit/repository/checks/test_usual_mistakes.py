@@ -97,6 +97,11 @@ MISTAKES = {
         "R/m/config.json: error: the server reads config.pbtxt only, but this is a configuration in JSON "
         "(fix: write it as text proto to config.pbtxt)",
     ),
+    "a configuration in JSON and nothing else": Mistake(
+        {"m/config.json": '{"backend": "python"}', "other/config.pbtxt": ADD, "other/1/model.py": MODEL},
+        "R/m/config.json: error: the server reads config.pbtxt only, but this is a configuration in JSON "
+        "(fix: write it as text proto to config.pbtxt)",
+    ),
     "a configuration with a misspelt name": Mistake(
         {"m/config.pbtx": ADD, "m/1/model.py": MODEL + "    def auto_complete_config(): ...\n"},
         "R/m/config.pbtx: error: the server reads config.pbtxt only (fix: rename it config.pbtxt)",
