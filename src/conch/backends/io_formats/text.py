@@ -316,8 +316,6 @@ _RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "return_prompt_token_ids": ("prompt_token_ids",),
     "return_log_probs": ("cumulative_logprob", "logprobs"),
 }
-#: Maximum number of ``bad_words``; each word is tokenized twice.
-_MOST_WORDS: Final = 4096
 _TEXTS: Final = ("text_input", SUFFIX, "messages", "tools", "chat_template_kwargs", "sampling_parameters")
 _FLAGS: Final = ("stream", "exclude_input_in_output", "tokenize_only", INCLUDE_MARKS, DROP_OLDEST)
 
@@ -639,12 +637,7 @@ class TextInterface:
         return prompt, sampling
 
     def _token_ids_of_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Return the token ids of each word, with and without a space before it.
-
-        Raises INVALID_ARG for too many words.
-        """
-        if len(words) > _MOST_WORDS:
-            raise invalid(f"'bad_words' has {len(words)} words; at most {_MOST_WORDS} are allowed", "bad_words")
+        """Return the token ids of each word, with and without a space before it."""
         forms = [
             tuple(self.tokenizer.encode(form, special_tokens=False)) for word in words for form in (word, f" {word}")
         ]
