@@ -233,7 +233,9 @@ def _first_line(error: BaseException) -> str:
 _CHECKPOINT: Final = ("config.json", "conch.json", "modules.json")
 _SWITCH: Final = "trust_remote_code"
 #: Parameters that name files or folders.
-_PATHS: Final = ("model", "cache_dir", "chat_template", "speculative_model", "lora_modules", "lora_folders")
+_PATHS: Final = (
+    "model", "cache_dir", "chat_template", "mmproj", "speculative_model", "lora_modules", "lora_folders", "token_ids",
+)  # fmt: skip
 
 
 def is_checkpoint_folder(version_directory: Path) -> bool:
