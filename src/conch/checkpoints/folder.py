@@ -255,7 +255,7 @@ class Checkpoint:
             self.config |= retrieval_config(gguf)
             self.labels = labels_of(self.config, str(gguf.path))
         elif gguf is not None:
-            self.projector = self._find_projector(gguf)
+            self.projector = self._find_projector(gguf, location.projector)
         self.options = self._with_engine()
         if manifest is not None:
             self.variant = manifest.select(options.variant, files_for(self.options.engine))
@@ -266,10 +266,10 @@ class Checkpoint:
         self._find_lengths()
         return self
 
-    def _find_projector(self, gguf: GgufFile) -> Path | None:
-        """Return the projector that parameter ``mmproj`` names, or the one beside the file."""
+    def _find_projector(self, gguf: GgufFile, downloaded: Path | None) -> Path | None:
+        """Return the projector that parameter ``mmproj`` names, that was downloaded, or that is beside the file."""
         named = self.options.text("mmproj")
-        projector = self.named_path("mmproj", named) if named else files.projector_file(gguf.path)
+        projector = self.named_path("mmproj", named) if named else downloaded or files.projector_file(gguf.path)
         if projector is not None and not named:
             self.dependencies.append(("path", str(projector)))
         return projector

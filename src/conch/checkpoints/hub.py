@@ -8,6 +8,8 @@ machine to be read.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
 import re
@@ -19,7 +21,7 @@ from typing import Any, Final
 from conch.checkpoints import files
 from conch.checkpoints.files import GGUF
 from conch.checkpoints.options import Options, extra_of
-from conch.config.reading import read_json
+from conch.config.reading import gguf_models, gguf_stem, read_json
 from conch.core.errors import ConchError, invalid, unavailable, why_unreadable
 from conch.machine import extras
 
@@ -27,7 +29,9 @@ MODEL_FILE: Final = "model.json"
 #: A prefix of paths in parameters that denotes the model's directory.
 MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
 
-_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*(:[\w.-]+)?)?", re.ASCII)
+#: The type of the GGUF file that is served if a repository has several and the id names none, as in llama.cpp.
+_QUANTISATION: Final = "Q4_K_M"
 
 #: The files of a checkpoint except its weights.
 SMALL_FILES: Final = (
@@ -42,6 +46,8 @@ SMALL_FILES: Final = (
     "README.md",
     "artifact.metadata",
 )
+#: The maximum number of GGUF files that an error names.
+_MOST_NAMED: Final = 12
 _WEIGHTS: Final = {
     # Further modules of sentence-transformers may be pickled even if the encoder is not.
     "torch": ("*.safetensors", "[0-9]_*/pytorch_model.bin"),
@@ -61,13 +67,15 @@ class Location:
     """The location of a checkpoint.
 
     ``source`` is the name that the user gave; ``revision`` is the commit on the Hub, or empty. ``gguf`` is the file in
-    ``folder`` that contains the model, None for a checkpoint of several files.
+    ``folder`` that contains the model, None for a checkpoint of several files. ``projector`` is a file that was
+    downloaded with it.
     """
 
     folder: Path
     source: str
     revision: str = ""
     gguf: Path | None = None
+    projector: Path | None = None
 
 
 def read_model_file(version_directory: Path) -> dict[str, Any]:
@@ -100,12 +108,11 @@ def resolve(version_directory: Path, options: Options) -> Location:
         return Location(path, model, gguf=files.gguf_file(path))
     if not is_hub_id(model):
         raise invalid(f"model '{model}' is neither a folder, a .gguf file nor an id on the Hugging Face Hub (org/name)")
-    snapshot = _download(model, options, _cache(version_directory, options))
-    return Location(snapshot, model, snapshot.name, files.gguf_file(snapshot))
+    return _download(model, options, _cache(version_directory, options))
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether ``text`` has the form of a Hub id."""
+    """Whether ``text`` has the form of a Hub id: ``org/name``, or ``org/name:Q8_0`` for one of its GGUF files."""
     return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text
 
 
@@ -164,35 +171,103 @@ def _cache(version_directory: Path, options: Options) -> Path | None:
     return version_directory.parent / _expanded(version_directory, options.cache_dir) if options.cache_dir else None
 
 
-def _download(model: str, options: Options, cache: Path | None) -> Path:
-    """Download a snapshot with the files of the engine; pickled weights only if there are no safetensors."""
+def _download(model: str, options: Options, cache: Path | None) -> Location:
+    """Download a snapshot with the files of the engine; pickled weights only if there are no safetensors.
+
+    If there are none of these, or the id names a quantisation, downloads a GGUF file.
+    """
     engine = options.engine if options.engine in ("onnxruntime", "openvino") else "torch"
-    weights = _WEIGHTS[engine]
+    weights = () if ":" in model or options.engine == "llamacpp" else _WEIGHTS[engine]
     snapshot = _snapshot(model, options, cache, weights)
-    if engine == "torch" and not any(snapshot.glob("*.safetensors")):
+    if weights and engine == "torch" and not any(snapshot.glob("*.safetensors")):
         snapshot = _snapshot(model, options, cache, (*weights, *_PICKLED))
-    return snapshot
+    if weights and files.engines_of(snapshot):
+        return Location(snapshot, model, snapshot.name)
+    names = _gguf_on_hub(snapshot.name, model, options)
+    cached = [path.relative_to(snapshot) for path in snapshot.rglob(f"*{GGUF}")]
+    models, projectors = gguf_models(cached if names is None else map(Path, names))
+    if not models and weights:
+        return Location(snapshot, model, snapshot.name)
+    try:
+        chosen = _choose_gguf(models, model)
+    except ConchError:
+        if names is None:
+            raise _not_cached(model, options, cache) from None
+        raise
+    projector = _choose_projector(projectors, options)
+    wanted = [*chosen, *([projector] if projector else [])]
+    snapshot = _snapshot(model, options, cache, tuple(glob.escape(str(path)) for path in wanted), ignored=())
+    return Location(snapshot, model, snapshot.name, snapshot / chosen[0], projector and snapshot / projector)
 
 
-def _snapshot(model: str, options: Options, cache: Path | None, weights: tuple[str, ...]) -> Path:
+def _gguf_on_hub(revision: str, model: str, options: Options) -> list[str] | None:
+    """Return the names of the GGUF files in a repository; None if the Hub must not be asked or cannot be reached."""
+    from huggingface_hub import HfApi
+
+    if not _is_offline(options):
+        with contextlib.suppress(Exception):  # errors of its HTTP library, which differs between versions
+            names = HfApi().list_repo_files(model.partition(":")[0], revision=revision, token=_token())
+            return [name for name in names if name.endswith(GGUF)]
+    return None
+
+
+def _choose_gguf(models: list[list[Path]], model: str) -> list[Path]:
+    """Return the parts of the model whose name has the quantisation in the id. Raises INVALID_ARG unless there is one.
+
+    If the id names none, returns the only model, or the one of type Q4_K_M.
+    """
+    repository, _, named = model.partition(":")
+    if not named and len(models) == 1:
+        return models[0]
+    stems = [gguf_stem(parts[0]) for parts in models]
+    prefix = os.path.commonprefix(stems)  # noqa: RUF071 (names, not paths)
+    common = re.sub(r"[^-.]*$", "", prefix) if len(stems) > 1 else ""
+    types = [stem.removeprefix(common) for stem in stems]
+    wanted = named or _QUANTISATION
+    pattern = re.compile(rf"(^|[-./]){re.escape(wanted)}($|[-./])", re.IGNORECASE)
+    exact = [parts for parts, type in zip(models, types, strict=True) if type.lower() == wanted.lower()]
+    matching = exact or [parts for parts in models if pattern.search(str(parts[0].with_suffix("")))]
+    if len(matching) == 1:
+        return matching[0]
+    choice = " or ".join(f"'{repository}:{type}'" for type in types[:_MOST_NAMED])
+    if named and not matching:
+        problem = f"has no GGUF file of type '{named}'"
+    else:
+        problem = f"has {len(models)} GGUF files" if models else "has no GGUF file"
+    raise invalid(f"model '{repository}' {problem}{f': use {choice}' if choice else ''}")
+
+
+def _choose_projector(projectors: list[Path], options: Options) -> Path | None:
+    """Return the projector that parameter ``mmproj`` names, or else one in float16 or the first; None if unused."""
+    if options.engine not in ("auto", "llamacpp"):
+        return None
+    named = options.text("mmproj")
+    if named:
+        return next((path for path in projectors if str(path) == named), None)
+    return min(projectors, key=lambda path: ("-f16" not in path.name.lower(), path), default=None)
+
+
+def _snapshot(
+    model: str, options: Options, cache: Path | None, weights: tuple[str, ...], ignored: tuple[str, ...] = _OTHER
+) -> Path:
+    """Download the small files of a repository and those that match ``weights``; returns their folder."""
     extras.require(
         f"model '{model}' is on the Hugging Face Hub, which", "huggingface_hub", extra=extra_of(options.engine)
     )
-    from huggingface_hub import constants, errors, snapshot_download
+    from huggingface_hub import errors, snapshot_download
 
-    offline = options.offline or constants.HF_HUB_OFFLINE
-    named = f"model '{model}'" + (f" at revision '{options.revision}'" if options.revision else "")
+    named = _described(model, options)
     code = ("*.py",) if options.trust_remote_code else ()
     try:
         return Path(
             snapshot_download(
-                model,
+                model.partition(":")[0],
                 revision=options.revision or None,
                 cache_dir=cache,
-                token=os.environ.get("HF_TOKEN") or os.environ.get("PRIVATE_REPO_TOKEN") or None,
-                local_files_only=offline,
+                token=_token(),
+                local_files_only=_is_offline(options),
                 allow_patterns=[*SMALL_FILES, "*.vec", *weights, *code],
-                ignore_patterns=list(_OTHER),
+                ignore_patterns=list(ignored),
             )
         )
     except errors.GatedRepoError:
@@ -210,18 +285,35 @@ def _snapshot(model: str, options: Options, cache: Path | None, weights: tuple[s
     except errors.HFValidationError as error:
         raise invalid(f"model '{model}' is not an id on the Hugging Face Hub: {error}") from None
     except errors.LocalEntryNotFoundError:
-        raise _not_cached(named, cache or Path(constants.HF_HUB_CACHE), offline) from None
+        raise _not_cached(model, options, cache) from None
     except Exception as error:  # errors of its HTTP library, which differs between versions
         raise unavailable(f"{named} could not be fetched from the Hugging Face Hub: {_first_line(error)}") from None
 
 
-def _not_cached(named: str, cache: Path, offline: bool) -> ConchError:
-    if offline:
+def _token() -> str | None:
+    return os.environ.get("HF_TOKEN") or os.environ.get("PRIVATE_REPO_TOKEN") or None
+
+
+def _is_offline(options: Options) -> bool:
+    from huggingface_hub import constants
+
+    return options.offline or bool(constants.HF_HUB_OFFLINE)
+
+
+def _described(model: str, options: Options) -> str:
+    return f"model '{model}'" + (f" at revision '{options.revision}'" if options.revision else "")
+
+
+def _not_cached(model: str, options: Options, cache: Path | None) -> ConchError:
+    from huggingface_hub import constants
+
+    problem = f"{_described(model, options)} is not complete in the Hub's cache at {cache or constants.HF_HUB_CACHE}"
+    if _is_offline(options):
         return unavailable(
-            f"{named} is not complete in the Hub's cache at {cache}, and offline mode is on: "
+            f"{problem}, and offline mode is on: "
             "download it first, or switch offline mode off (parameter 'offline', HF_HUB_OFFLINE)"
         )
-    return unavailable(f"{named} is not complete in the Hub's cache at {cache}, and the Hub cannot be reached")
+    return unavailable(f"{problem}, and the Hub cannot be reached")
 
 
 def _first_line(error: BaseException) -> str:

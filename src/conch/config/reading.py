@@ -114,19 +114,28 @@ def escaped(character: str) -> str:
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
-def gguf_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the GGUF files of models in a folder, and those of projectors, whose names contain ``mmproj``.
+def gguf_models(paths: Iterable[Path]) -> tuple[list[list[Path]], list[Path]]:
+    """Divide GGUF files into models, each a list of its parts in order, and projectors.
 
-    A model that was split into several files is represented by the first of them.
+    A model that was not split has one part. The names of projectors contain ``mmproj``.
     """
-    models: dict[tuple[str, str], Path] = {}
+    models: dict[tuple[Path, str, str], list[Path]] = {}
     projectors: list[Path] = []
-    for path in sorted(folder.glob("*.gguf")):
+    for path in sorted(paths):
         if "mmproj" in path.name.lower():
             projectors.append(path)
         else:
-            models.setdefault(_split_of(path), path)
+            models.setdefault((path.parent, *_split_of(path)), []).append(path)
     return list(models.values()), projectors
+
+
+def gguf_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the GGUF files of models in a folder, and those of projectors.
+
+    A model that was split into several files is represented by the first of them.
+    """
+    models, projectors = gguf_models(folder.glob("*.gguf"))
+    return [parts[0] for parts in models], projectors
 
 
 def gguf_parts(gguf: Path) -> list[Path]:

@@ -312,7 +312,7 @@ def _of_checkpoint(directory: Path, overrides: Options) -> tuple[set[str], str, 
     """
     document = _document(directory)
     options = overrides.over(document)
-    engine, task, gguf = options.engine, options.task, False
+    engine, task, gguf = options.engine, options.task, ":" in options.model
     media: tuple[str, ...] = ()
     if not options.model or local_path(directory, options.model) is not None:
         checkpoint = Checkpoint.open(directory, overrides, model_file=document)

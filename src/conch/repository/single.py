@@ -65,7 +65,7 @@ def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[
     """
     with TemporaryFolder() as repository:
         path = Path(model).expanduser()
-        chosen = name or model_name(_absolute(path) if path.exists() else path)
+        chosen = name or model_name(_absolute(path) if path.exists() else Path(model.partition(":")[0]))
         if not is_directory_name(chosen) or ".." in chosen:
             raise invalid(f"'{chosen}' cannot be a model's name: set --name to one without slashes")
         version = repository / chosen / "1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -15,6 +16,7 @@ from conch.core.errors import Code, ConchError
 from tests.refusals import refused
 from tests.unit.checkpoints.fake_hub import COMMIT, FakeHub
 from tests.unit.checkpoints.folders import WEIGHTS, checkpoint
+from tests.unit.checkpoints.gguf_files import write_model
 
 FILES = {
     "config.json": b'{"model_type": "bert", "architectures": ["BertModel"]}',
@@ -173,6 +175,114 @@ def test_code_is_fetched_only_when_it_is_trusted(version: Path, hub: FakeHub) ->
 
     resolve(version, Options(model="org/name", trust_remote_code=True))
     assert "modeling.py" in hub.fetched
+
+
+GGUF = {
+    name: name.encode()
+    for name in (
+        "README.md",
+        "Name-Q4_K_M.gguf",
+        "Name-Q8_0.gguf",
+        "Name-UD-Q8_0.gguf",
+        "BF16/Name-BF16-00001-of-00002.gguf",
+        "BF16/Name-BF16-00002-of-00002.gguf",
+        "mmproj-BF16.gguf",
+        "mmproj-F16.gguf",
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "fetched"),
+    [
+        ("org/name", {}, ["Name-Q4_K_M.gguf", "mmproj-F16.gguf"]),
+        ("org/name:q4_k_m", {"extra": {"mmproj": "mmproj-BF16.gguf"}}, ["Name-Q4_K_M.gguf", "mmproj-BF16.gguf"]),
+        ("org/name:Q8_0", {"engine": "openvino"}, ["Name-Q8_0.gguf"]),
+        ("org/name:UD-Q8_0", {"engine": "openvino"}, ["Name-UD-Q8_0.gguf"]),
+        ("org/name:Name-UD-Q8_0", {"engine": "openvino"}, ["Name-UD-Q8_0.gguf"]),
+        (
+            "org/name:BF16",
+            {"engine": "llamacpp"},
+            ["BF16/Name-BF16-00001-of-00002.gguf", "BF16/Name-BF16-00002-of-00002.gguf", "mmproj-F16.gguf"],
+        ),
+    ],
+)
+def test_one_gguf_file_and_one_projector_are_fetched(
+    version: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, model: str, options: Any, fetched: list[str]
+) -> None:
+    hub.files["org/name"] = dict(GGUF)
+
+    location = resolve(version, Options(model=model, **options))
+
+    assert sorted(hub.fetched) == sorted([*fetched, "README.md"])
+    assert location.gguf == location.folder / fetched[0]
+    assert location.projector == (location.folder / fetched[-1] if "mmproj" in fetched[-1] else None)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert resolve(version, Options(model=model, **options)) == location
+    assert resolve(version, Options(model=model, offline=True, **options)) == location
+
+
+@pytest.mark.parametrize(
+    ("model", "files", "message"),
+    [
+        (
+            "org/name:Q2_K",
+            GGUF,
+            "model 'org/name' has no GGUF file of type 'Q2_K': use 'org/name:BF16' or 'org/name:Q4_K_M' or "
+            "'org/name:Q8_0' or 'org/name:UD-Q8_0'",
+        ),
+        (
+            "org/name:Q8_0",
+            {"a-Q8_0.gguf": b"", "b-Q8_0.gguf": b""},
+            "model 'org/name' has 2 GGUF files: use 'org/name:a-Q8_0' or 'org/name:b-Q8_0'",
+        ),
+        (
+            "org/name",
+            {"a-Q5_0.gguf": b"", "a-Q5_1.gguf": b""},
+            "model 'org/name' has 2 GGUF files: use 'org/name:Q5_0' or 'org/name:Q5_1'",
+        ),
+        ("org/name:Q8_0", FILES, "model 'org/name' has no GGUF file of type 'Q8_0'"),
+    ],
+)
+def test_gguf_file_that_is_not_offered_once_is_refused(
+    version: Path, hub: FakeHub, model: str, files: dict[str, bytes], message: str
+) -> None:
+    hub.files["org/name"] = dict(files)
+
+    error = refusal(version, Options(model=model))
+
+    assert error.message == message
+    assert error.code is Code.INVALID_ARG
+    assert not [name for name in hub.fetched if name.endswith(".gguf")]
+
+
+def test_gguf_file_that_is_not_cached_is_refused_offline(
+    version: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.files["org/name"] = dict(GGUF)
+    resolve(version, Options(model="org/name"))
+    assert "offline mode is on" in refusal(version, Options(model="org/name:Q8_0", offline=True)).message
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    error = refusal(version, Options(model="org/name:Q8_0"))
+    assert error.message.startswith("model 'org/name:Q8_0' is not complete in the Hub's cache")
+    assert error.code is Code.UNAVAILABLE
+
+
+def test_only_gguf_file_is_fetched_whatever_its_type(version: Path, hub: FakeHub, tmp_path: Path) -> None:
+    write_model(tmp_path / "m.gguf")
+    hub.files["org/name"] = {"original/m.bf16.gguf": (tmp_path / "m.gguf").read_bytes()}
+
+    opened = Checkpoint.open(version, Options(model="org/name"))
+
+    assert opened.task == "text-generation"
+    assert opened.dependencies == [("revision", f"org/name@{COMMIT}")]
+
+
+def test_gguf_file_beside_other_weights_is_fetched_only_if_it_is_named(version: Path, hub: FakeHub) -> None:
+    hub.files["org/name"]["m-Q8_0.gguf"] = b"GGUF"
+    assert resolve(version, Options(model="org/name", engine="llamacpp")).gguf is not None
+    assert resolve(version, Options(model="org/name")).gguf is None
+    assert resolve(version, Options(model="org/name:Q8_0")).gguf is not None
 
 
 def test_cache_may_be_the_model_s_own(version: Path, hub: FakeHub) -> None:

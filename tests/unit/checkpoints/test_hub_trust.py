@@ -78,6 +78,8 @@ def test_model_file_that_stands_alone_is_obeyed(tmp_path: Path) -> None:
         ("chat_template", "notes.txt"),
         ("cache_dir", "~/.cache"),
         ("speculative_model", "$$TRITON_MODEL_DIRECTORY/draft"),
+        ("mmproj", "/etc/passwd"),
+        ("token_ids", "../../other/tokenizer.json"),
         ("lora_modules", {"one": "../adapter"}),
         ("lora_modules", '{"one": "/adapter"}'),
     ],
