@@ -93,6 +93,33 @@ def test_data_of_files_is_read_in_all_forms(model: ModelSpec, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("content", "shape", "data"),
+    [
+        (b"\x05\0\0\0hello", [1], b"\x05\0\0\0hello"),
+        (b"\x01\0\0\0a\x02\0\0\0bc", [2], b"\x01\0\0\0a\x02\0\0\0bc"),
+        (b"\x89PNG\r\n", [1], b"\x06\0\0\0\x89PNG\r\n"),
+        (b"", [1], b"\0\0\0\0"),
+    ],
+)
+def test_base64_of_texts_is_a_tensor_as_in_perf_analyzer_or_its_only_element(
+    tmp_path: Path, content: bytes, shape: list[int], data: bytes
+) -> None:
+    tensor = {"name": "x", "datatype": "BYTES", "shape": [-1]}
+    spec = read_model({"name": "m", "inputs": [tensor], "outputs": [tensor]}, {}, "")
+    value = {"b64": base64.b64encode(content).decode(), "shape": shape}
+    document = {"data": [{"x": value}], "validation_data": [{"x": value}]}
+    read = samples(spec, DataOptions(_write(tmp_path, "data.json", document)))
+    assert (read.samples[0]["x"].data, read.expected[0]["x"]) == (data, data)
+
+
+def test_base64_that_is_not_as_many_texts_as_the_shape_has_is_refused(tmp_path: Path) -> None:
+    spec = read_model({"name": "m", "inputs": [{"name": "x", "datatype": "BYTES", "shape": [2]}]}, {}, "")
+    file = _write(tmp_path, "data.json", {"data": [{"x": {"b64": base64.b64encode(b"\x01\0\0\0a").decode()}}]})
+    with pytest.raises(ConchError, match=r"input 'x': the shape \[2\] takes 2 elements"):
+        samples(spec, DataOptions(file))
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "not JSON"),

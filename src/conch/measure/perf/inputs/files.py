@@ -17,7 +17,7 @@ import numpy as np
 
 from conch.core.errors import ConchError, invalid
 from conch.core.inference import TensorSpec
-from conch.core.tensors import ELEMENT_SIZE, format_shape, pack_bytes
+from conch.core.tensors import ELEMENT_SIZE, format_shape, pack_bytes, split_bytes
 from conch.measure.perf.inputs.data import DataOptions, Sample, SampleSet, Value, made_up
 from conch.measure.perf.inputs.natural import natural_samples
 from conch.measure.perf.inputs.specs import ModelSpec, inputs_of
@@ -165,7 +165,8 @@ def _tensors(
 
 def _expected(spec: TensorSpec, value: Any) -> bytes:
     if isinstance(value, dict) and "b64" in value:
-        return _decoded(spec, value["b64"])
+        content = _decoded(value["b64"])
+        return content if spec.datatype != "BYTES" or _elements(content) else pack_bytes([content])
     values = value.get("content") if isinstance(value, dict) else value
     values = values if isinstance(values, list) else [values]
     return from_json(spec.name, spec.datatype, _count(values), values)
@@ -208,9 +209,15 @@ def _given_dims(spec: TensorSpec, shape: Any) -> tuple[int, ...]:
 def _of_base64(
     model: ModelSpec, spec: TensorSpec, text: Any, dims: tuple[int, ...] | None, shapes: Mapping[str, tuple[int, ...]]
 ) -> Value:
-    content = _decoded(spec, text)
+    content = _decoded(text)
     if spec.datatype == "BYTES":
-        return Value(dims or model.shape_of(shapes, spec.name), content)
+        dims = dims or model.shape_of(shapes, spec.name)
+        count = int(np.prod(dims, dtype=np.int64))
+        if _elements(content) != count:
+            if count != 1:
+                raise invalid(f"the shape {format_shape(dims)} takes {count} elements, each after its length (4 bytes)")
+            content = pack_bytes([content])
+        return Value(dims, content)
     if dims is None:
         dims = _dims_for(model, spec, len(content) // ELEMENT_SIZE[spec.datatype], shapes)
     expected = int(np.prod(dims, dtype=np.int64)) * ELEMENT_SIZE[spec.datatype]
@@ -230,9 +237,16 @@ def _dims_for(model: ModelSpec, spec: TensorSpec, count: int, shapes: Mapping[st
     return tuple(count // rest if dim == -1 else dim for dim in spec.dims)
 
 
-def _decoded(spec: TensorSpec, text: Any) -> bytes:
+def _decoded(text: Any) -> bytes:
     try:
-        content = base64.b64decode(text, validate=True)
+        return base64.b64decode(text, validate=True)
     except (Base64Error, TypeError, ValueError):
         raise invalid("'b64' is not base64") from None
-    return pack_bytes([content]) if spec.datatype == "BYTES" else content
+
+
+def _elements(content: bytes) -> int:
+    """Return the number of elements of a BYTES tensor in wire format, as in perf_analyzer; 0 for other content."""
+    try:
+        return len(split_bytes(content))
+    except ConchError:
+        return 0
