@@ -41,6 +41,8 @@ class Structure:
 
 #: Matches brackets, and escaped characters, which do not count as brackets.
 _BRACKETS: Final = re.compile(r"\\.|[()]", re.DOTALL)
+#: An index into a list of a ``$ref``; no schema has a longer list.
+_INDEX: Final = re.compile(r"[0-9]{1,9}")
 _ANY_OBJECT: Final = Structure("json", '{"type": "object"}')
 
 
@@ -190,7 +192,7 @@ def _target(schema: Any, reference: str) -> Any:
     node = schema
     for step in filter(None, reference[1:].split("/")):
         key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list) and key.isascii() and key.isdigit() and int(key) < len(node):
+        if isinstance(node, list) and _INDEX.fullmatch(key) and int(key) < len(node):
             node = node[int(key)]
         elif isinstance(node, dict):
             node = node.get(key)

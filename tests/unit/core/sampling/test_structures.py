@@ -54,6 +54,8 @@ def test_what_looks_like_it_but_is_not() -> None:
     assert structured_outputs("x", {"json": tree}) == Structure("json", json.dumps(tree))
     shared = {"anyOf": [{"$ref": "#/$defs/a~1b"}, {"$ref": "#/$defs/a~1b"}], "$defs": {"a/b": {"type": "null"}}}
     assert structured_outputs("x", {"json": shared}) == Structure("json", json.dumps(shared))
+    beyond = {"anyOf": [{"type": "null"}], "$ref": f"#/anyOf/{'9' * 5000}"}
+    assert structured_outputs("x", {"json": beyond}) == Structure("json", json.dumps(beyond))
     brackets = r"\(" * 100 + "(a)" * 100
     assert structured_outputs("x", {"regex": brackets}) == Structure("regex", brackets)
     assert structured_outputs("x", {"json_object": True}) == response_format("x", {"type": "json_object"})
