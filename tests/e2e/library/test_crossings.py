@@ -157,7 +157,7 @@ def test_model_from_a_store_that_left_for_another_is_loaded_again_as_the_store_h
     store = FakeStore(files)
 
     def opened(url: StoreUrl, cache: Path, *, whole: bool = False) -> StoreRoot:
-        return StoreRoot(url, cache, whole=whole, opener=lambda url: store, pauses=(), timeout=5)
+        return StoreRoot(url, cache, whole=whole, opener=lambda url: store, pauses=())
 
     monkeypatch.setattr(roots, "StoreRoot", opened)
     with conch.Server(

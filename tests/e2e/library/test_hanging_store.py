@@ -13,6 +13,7 @@ from conch.core.errors import ConchError
 from conch.repository import roots, scan
 from conch.repository.stores.root import StoreRoot
 from conch.repository.stores.urls import StoreUrl
+from tests.events import TIMEOUT
 from tests.models import write
 from tests.unit.repository.stores.fake_store import FakeStore
 
@@ -32,23 +33,42 @@ output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }
 FILES = {"config.pbtxt": CONFIG, "1/model.py": MODEL}
 
 
+class HangingStore(FakeStore):
+    """The store of every root; it has the models ``stored`` and ``other``."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            {f"{name}/{path}": text.encode() for name in ("stored", "other") for path, text in FILES.items()}
+        )
+        self._roots: list[StoreRoot] = []
+
+    def open(self, url: StoreUrl, cache: Path, *, whole: bool = False) -> StoreRoot:
+        self._roots.append(StoreRoot(url, cache, whole=whole, opener=lambda url: self, pauses=()))
+        return self._roots[-1]
+
+    def hang(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Answer no more, which its users notice soon."""
+        self.answers.clear()
+        monkeypatch.setattr(scan, "LISTING_SECONDS", 0.1)
+        for root in self._roots:
+            root.timeout = 0.5
+
+    def go_on(self) -> None:
+        self.answers.set()
+        for root in self._roots:
+            root.timeout = TIMEOUT
+
+
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
-    """What every URL is a repository in; it has the models ``stored`` and ``other``."""
-    files = {f"{name}/{path}": text.encode() for name in ("stored", "other") for path, text in FILES.items()}
-    store = FakeStore(files)
-
-    def opened(url: StoreUrl, cache: Path, *, whole: bool = False) -> StoreRoot:
-        return StoreRoot(url, cache, whole=whole, opener=lambda url: store, pauses=(), timeout=0.5)
-
-    monkeypatch.setattr(roots, "StoreRoot", opened)
-    monkeypatch.setattr(scan, "LISTING_SECONDS", 0.1)
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingStore]:
+    store = HangingStore()
+    monkeypatch.setattr(roots, "StoreRoot", store.open)
     yield store
     store.answers.set()
 
 
 @pytest.fixture
-def options(tmp_path: Path, store: FakeStore) -> dict[str, object]:
+def options(tmp_path: Path, store: HangingStore) -> dict[str, object]:
     local = tmp_path / "models"
     write(local, "local", CONFIG, {"1/model.py": MODEL})
     return {
@@ -59,11 +79,11 @@ def options(tmp_path: Path, store: FakeStore) -> dict[str, object]:
 
 @pytest.mark.parametrize("mode", ["explicit", "on-demand"])
 async def test_models_load_and_the_index_answers_while_a_store_hangs(
-    options: dict[str, object], store: FakeStore, mode: str
+    options: dict[str, object], store: HangingStore, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     async with conch.AsyncServer(**options, model_control_mode=mode) as server:
         await server.load("stored")
-        store.answers.clear()
+        store.hang(monkeypatch)
         indexes = [asyncio.create_task(server.models()) for _ in range(10)]
         await server.load("local")
         assert (await server.infer("local", {"x": [1]}))["y"] == [1]
@@ -72,7 +92,7 @@ async def test_models_load_and_the_index_answers_while_a_store_hangs(
             assert [entry["name"] for entry in index] == ["local", "other", "stored"]
         with pytest.raises(ConchError, match="Poll failed for model directory 'other': "):
             await server.load("other")
-        store.answers.set()
+        store.go_on()
         if mode == "explicit":
             await server.load("other")
             assert (await server.infer("other", {"x": [3]}))["y"] == [3]

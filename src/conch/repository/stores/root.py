@@ -311,7 +311,6 @@ class StoreRoot:
         opener: Callable[[StoreUrl], Store] = open_store,
         pauses: tuple[float, ...] = PAUSES,
         clock: Callable[[], float] = monotonic,
-        timeout: float = _LISTING_SECONDS,
     ) -> None:
         self.url = url
         self.folder = cache / _folder_name(url)
@@ -321,7 +320,8 @@ class StoreRoot:
         self._clock = clock
         self._store: Store | None = None
         self._lock = threading.Lock()
-        self._timeout = timeout
+        #: The timeout of a listing (s).
+        self.timeout = _LISTING_SECONDS
         self._lookups = DaemonPool("listing", 4)
         self._listings = SharedCalls(self._lookups)
         self._transfers = DaemonPool("download", _PARALLEL)
@@ -413,11 +413,11 @@ class StoreRoot:
         """List the files below a directory of the repository, with paths relative to the repository."""
         listing = self._listings.submit(below, partial(self._find, below))
         try:
-            listed = listing.result(self._timeout)
+            listed = listing.result(self.timeout)
         except TimeoutError:
             self._hung = self._clock()
             raise unavailable(
-                f"model repository {self.url} cannot be read: it has not responded within {self._timeout:g} s"
+                f"model repository {self.url} cannot be read: it has not responded within {self.timeout:g} s"
             ) from None
         files, refused = usable(listed)
         warn(self.url, refused, self._warned)

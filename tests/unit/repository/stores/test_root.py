@@ -11,6 +11,7 @@ from conch.config import pbtxt
 from conch.core.errors import Code, ConchError
 from conch.repository.errors import NotFoundError
 from conch.repository.stores.root import StoreRoot
+from tests.events import TIMEOUT
 from tests.unit.repository.stores.fake_store import CONFIG, URL, FakeStore, root_over, two_versions
 
 ENSEMBLE = b'platform: "ensemble" ensemble_scheduling { step { model_name: "m" model_version: -1 } }'
@@ -179,9 +180,10 @@ def test_names_are_asked_of_a_store_that_does_not_answer_only_now_and_then(tmp_p
 
 def test_store_that_hangs_has_the_models_of_the_last_listing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store, now = two_versions(), [0.0]
-    root = StoreRoot(URL, tmp_path, opener=lambda url: store, clock=lambda: now[0], timeout=0.01)
+    root = StoreRoot(URL, tmp_path, opener=lambda url: store, clock=lambda: now[0])
     root.names()
     store.answers.clear()
+    root.timeout = 0.01
     assert root.names() == ["m"] and root.has("m") and not root.has("other")
     assert store.listings <= 2, "it is not asked again at once"
     with pytest.raises(ConchError, match="it has not responded within") as refused:
@@ -190,12 +192,14 @@ def test_store_that_hangs_has_the_models_of_the_last_listing(tmp_path: Path, cap
     assert len(warnings(caplog)) == 1
     now[0] = 20.0
     store.answers.set()
+    root.timeout = TIMEOUT
     assert root.locate("m", None, None).directory.name == "m"
 
 
 def test_listings_that_hang_take_one_thread_together(tmp_path: Path) -> None:
     store = two_versions()
-    root = StoreRoot(URL, tmp_path, opener=lambda url: store, timeout=0.01)
+    root = StoreRoot(URL, tmp_path, opener=lambda url: store)
+    root.timeout = 0.01
     store.answers.clear()
     for _ in range(6):
         with pytest.raises(ConchError, match="it has not responded"):
