@@ -37,6 +37,7 @@ max_batch_size: 4
 input { name: "value" data_type: TYPE_FP32 dims: [ 1 ] }
 output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 1 ] }
 sequence_batching {
+  max_sequence_idle_microseconds: 60000000
   oldest { max_candidate_sequences: 4 }
   control_input { name: "start" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
   state { input_name: "total" output_name: "OUTPUT__1" data_type: TYPE_FP32 dims: [ 1 ] }

@@ -30,7 +30,8 @@ CONTROLS = {
 def sequences(backend: str, strategy: str, *controls: str) -> str:
     inputs = " ".join(f'control_input {{ name: "{name}" control {{ kind: {CONTROLS[name]} }} }}' for name in controls)
     return (
-        f'backend: "{backend}" max_batch_size: 4 sequence_batching {{ {strategy} {inputs} }} '
+        f'backend: "{backend}" max_batch_size: 4 '
+        f"sequence_batching {{ max_sequence_idle_microseconds: 60000000 {strategy} {inputs} }} "
         'input { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] } '
         'output { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] }'
     )
