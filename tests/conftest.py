@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.events import eventually
+from tests.events import TIMEOUT, eventually
 from tests.models import build
 from tests.oracle import OracleUnavailable, TritonServer, install
 from tests.servers import ConchServer
@@ -102,7 +102,7 @@ def wait_until_loaded(server: Server) -> None:
 
     def loaded() -> bool:
         index = urllib.request.Request(f"http://{server.http}/v2/repository/index", method="POST")
-        with urllib.request.urlopen(index, timeout=5) as reply:
+        with urllib.request.urlopen(index, timeout=TIMEOUT) as reply:
             return not any(entry.get("state") in (None, "LOADING") for entry in json.load(reply))
 
     eventually(loaded, "loading the toy repository", 120)

@@ -127,7 +127,7 @@ def test_the_container_answers_its_probes_and_drains(tmp_path: Path) -> None:
     with ContainerProcess(container(resources)["args"], {"/models": tmp_path / "models"}, tmp_path / "log") as server:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             path = container(resources)[probe]["httpGet"]["path"]
-            with urllib.request.urlopen(f"http://{server.http}{path}", timeout=5) as reply:
+            with urllib.request.urlopen(f"http://{server.http}{path}", timeout=60) as reply:
                 assert reply.status == 200
 
         def ask() -> int:
@@ -146,7 +146,7 @@ def test_the_container_answers_its_probes_and_drains(tmp_path: Path) -> None:
 
 
 def pending(metrics: str) -> float:
-    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=5) as page:
+    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=60) as page:
         lines = page.read().decode().splitlines()
     return sum(
         float(line.rpartition(" ")[2]) for line in lines if line.startswith("nv_inference_pending_request_count{")
@@ -155,7 +155,7 @@ def pending(metrics: str) -> float:
 
 def ready(http: str) -> bool:
     try:
-        with urllib.request.urlopen(f"http://{http}/v2/health/ready", timeout=5):
+        with urllib.request.urlopen(f"http://{http}/v2/health/ready", timeout=60):
             return True
     except (urllib.error.URLError, ConnectionError):
         return False
@@ -166,7 +166,7 @@ def test_the_autoscaler_counts_what_the_server_tells(tmp_path: Path) -> None:
     with ContainerProcess(
         container(render(MODELS))["args"], {"/models": build(tmp_path / "models", "add_sub")}, tmp_path / "log"
     ) as server:
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=5) as page:
+        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=60) as page:
             families = {line.split()[2] for line in page.read().decode().splitlines() if line.startswith("# TYPE ")}
     for rule in rules:
         query = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'pod="a"').replace("<<.GroupBy>>", "pod")

@@ -66,7 +66,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             silent.sendall(b"GET /")
             while silent.recv(1000):  # until the server closes the connection
                 pass
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=60) as answer:
             text = answer.read().decode()
     registry = Registry(MetricsConfig(histogram_latencies=True), gpu=False)
     statistics = registry.statistics("m", 1)

@@ -61,7 +61,7 @@ def test_stopped_worker_leaves_readiness_fails_its_requests_and_is_replaced(
     reply = running.result(60)
     assert reply.status == 500
     assert re.fullmatch(
-        r"Stub process 'hang_0' is not healthy\. It was killed: it was stopped by a signal for 1 s "
+        r"Stub process 'hang_0' is not healthy\. It was killed: it was stopped by a signal for \d+ s "
         r"\(--stopped-worker-secs\)\.",
         reply.error,
     )
@@ -88,7 +88,8 @@ def test_worker_that_is_silent_is_replaced_when_patience_ends(serve: Serve) -> N
     server = serve("e2e/hang", flags=("--silent-worker-secs=2",))
     before = pid(server)
     reply = hang(server, "sleep 60")
-    assert reply.status == 500 and "no heartbeat and no processor time for 2 s (--silent-worker-secs)" in reply.error
+    assert reply.status == 500
+    assert re.search(r"no heartbeat and no processor time for \d+ s \(--silent-worker-secs\)", reply.error)
     eventually(lambda: ready(server), "coming back")
     assert pid(server) != before
     assert kills(server, "hang") == {"silent": 1}
@@ -110,7 +111,7 @@ def test_server_that_was_stopped_itself_kills_no_worker(serve: Serve) -> None:
     for process in both:
         process.suspend()
     time.sleep(3)
-    for process in both:
+    for process in reversed(both):  # the server must not find its worker stopped
         process.resume()
     assert (pid(server), kills(server, "hang")) == (before, {})
 
@@ -156,15 +157,14 @@ def test_server_stops_although_a_model_blocks_in_initialize(serve: Serve, events
     assert server.process.wait(60) == 0
 
 
-def test_time_of_a_request_holds_while_it_runs_and_frees_its_place(
-    serve: Serve, events: Events, background: Background
-) -> None:
+def test_time_of_a_request_holds_while_it_runs_and_frees_its_place(serve: Serve, events: Events) -> None:
     server = serve("gate_bounded")
-    body = {**gate_request(events, "late"), "parameters": {"timeout": 300_000}}
-    running = background(post, server.http, "/v2/models/gate_bounded/infer", body)
-    events.wait("late.started")
-    reply = running.result(60)
-    assert (reply.status, reply.error) == (503, "Request timeout expired")
+    for seconds in (0.3, 3, 30):  # a busy machine may not start it in time
+        body = {**gate_request(events, "late"), "parameters": {"timeout": int(seconds * 1e6)}}
+        reply = post(server.http, "/v2/models/gate_bounded/infer", body)
+        assert (reply.status, reply.error) == (503, "Request timeout expired")
+        if events.happened("late.started"):
+            break
     events.wait("late.cancelled")
     events.set("next.go")
     assert pass_gate(server, events, "next", "gate_bounded").status == 200

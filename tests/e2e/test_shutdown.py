@@ -82,7 +82,7 @@ def test_server_that_cannot_finish_in_time_ends_with_an_error(
 def test_idle_instances_are_finalized_when_busy_ones_cannot_finish_in_time(
     serve: Serve, events: Events, background: Background, tmp_path: Path
 ) -> None:
-    server = serve("e2e/gate_twice", flags=("--exit-timeout-secs=1",))
+    server = serve("e2e/gate_twice", flags=("--exit-timeout-secs=3",))  # for the idle one, too
     running = background(pass_gate, server, events, "running", model="gate_twice")
     events.wait("running.started")
     assert server.process is not None

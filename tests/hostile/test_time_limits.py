@@ -24,7 +24,7 @@ from tests.events import eventually
 from tests.hostile.raw_http import connect, exchange
 from tests.models import build
 
-_FLAGS: Final = ("--head-timeout-secs=1", "--body-timeout-secs=1", "--idle-timeout-secs=2")
+_FLAGS: Final = ("--head-timeout-secs=3", "--body-timeout-secs=3", "--idle-timeout-secs=4")
 #: Far longer (s) than any of the limits, for machines that do other work too.
 _PATIENCE: Final = 30.0
 _HEAD: Final = b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
