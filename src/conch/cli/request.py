@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import click
 
@@ -51,7 +52,7 @@ def request_command(
     inputs = _inputs_of_server(url, model) if url else _read(repository, model)
     header, data = body(model, inputs, texts, _named(named))
     output.write_bytes(header + data)
-    address = f"{(url or 'http://localhost:8000').rstrip('/')}/v2/models/{model}/infer"
+    address = f"{(url or 'http://localhost:8000').rstrip('/')}/v2/models/{quote(model, safe='')}/infer"
     click.echo(
         f"curl -X POST {shlex.quote(address)} \\\n  --data-binary {shlex.quote(f'@{output}')} \\\n"
         f"  --header {shlex.quote(f'{HEADER}: {len(header)}')}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote as quote_url
 
 from conch.config.complete import CHAT_TEMPLATE
 from conch.core.errors import ConchError
@@ -47,7 +49,7 @@ def announcer(name: str) -> Callable[[InferenceServer, Mapping[str, tuple[str, i
         if model.statistics.runtime_facts.get(CHAT_TEMPLATE) == "yes":
             command = chat_example(root, name)
         else:
-            command = example(f"{root}/v2/models/{name}", model.signature.inputs.values())
+            command = example(f"{root}/v2/models/{quote_url(name, safe='')}", model.signature.inputs.values())
         # Logged as a table: the message of a log line is quoted, so the command could not be copied.
         LOG.info("Example request:", extra={"table": command})
 
@@ -58,7 +60,7 @@ def chat_example(root: str, name: str) -> str:
     """Return a curl command that sends a chat request to the model ``name`` of the server at ``root``."""
     question = {"role": "user", "content": _SAMPLES["text_input"]}
     body = json.dumps({"model": name, "messages": [question], "max_tokens": _SAMPLES["max_tokens"]})
-    return f"curl {root}/v1/chat/completions -d '{body}'"
+    return f"curl {root}/v1/chat/completions -d {quote(body)}"
 
 
 def example(url: str, inputs: Iterable[TensorSpec]) -> str:
@@ -70,4 +72,4 @@ def example(url: str, inputs: Iterable[TensorSpec]) -> str:
     if not needed or any(name not in _SAMPLES for name in needed):
         return f"curl {url}"
     body = json.dumps({name: _SAMPLES[name] for name in needed})
-    return f"curl {url}/generate -d '{body}'"
+    return f"curl {url}/generate -d {quote(body)}"

@@ -47,6 +47,13 @@ def test_texts_take_the_shape_of_the_input(dims: tuple[int, ...], count: int, sh
     assert json.loads(header)["inputs"][0]["shape"] == shape
 
 
+def test_name_of_the_model_is_escaped_in_the_url(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (repository / "m").rename(repository / "größter m")
+    arguments = ["größter m", "x", "-r", str(repository), "-o", str(repository / "body")]
+    request_command.main(arguments, standalone_mode=False)
+    assert "/v2/models/gr%C3%B6%C3%9Fter%20m/infer " in capsys.readouterr().out
+
+
 def test_texts_for_several_inputs_are_named() -> None:
     inputs = [Input("QUESTION", (-1,)), Input("CONTEXT", (-1,))]
 

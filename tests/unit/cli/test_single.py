@@ -410,3 +410,23 @@ def test_model_with_a_chat_template_is_asked_in_a_conversation(
     if template == "yes":
         body = json.loads(command[-1])
         assert body["model"] == "chatty" and body["messages"][0]["role"] == "user"
+
+
+@pytest.mark.parametrize("template", ["yes", "none"])
+def test_example_of_a_model_with_an_unusual_name_is_one_url_and_one_body(
+    template: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = SimpleNamespace(runtime_facts={"chat_template": template})
+    signature = SimpleNamespace(inputs={"text_input": spec("text_input")})
+    model = SimpleNamespace(signature=signature, statistics=told)
+    server: Any = SimpleNamespace(model=lambda name: model, settings=Settings())
+
+    with caplog.at_level("INFO", logger="conch"):
+        announcer("Ada's model")(server, {"http": ("127.0.0.1", 8000)})
+
+    (record,) = caplog.records
+    _, url, _, body = shlex.split(record.__dict__["table"])
+    if template == "yes":
+        assert json.loads(body)["model"] == "Ada's model"
+    else:
+        assert url == "http://localhost:8000/v2/models/Ada%27s%20model/generate"
