@@ -57,16 +57,17 @@ def fingerprint_of(stamps: Iterable[Stamp], directories: Iterable[str], config_n
     configs = "configs" + os.sep
     config: set[Stamp] = set()
     rest: set[Stamp] = set()
-    versions: dict[int, set[Stamp]] = {version: set() for version in read_versions(directories).found}
+    versions: dict[str, set[Stamp]] = {str(version): set() for version in read_versions(directories).found}
     for stamp in stamps:
         top, inside, _ = stamp[0].partition(os.sep)
         if stamp[0] == "config.pbtxt" or (config_name and stamp[0] == f"{configs}{config_name}.pbtxt"):
             config.add(stamp)
-        elif inside and top.isdigit() and str(int(top)) == top and int(top) in versions:
-            versions[int(top)].add(stamp)
+        elif inside and top in versions:
+            versions[top].add(stamp)
         elif not stamp[0].startswith(configs):
             rest.add(stamp)
-    return Fingerprint(frozenset(config), {key: frozenset(stamps) for key, stamps in versions.items()}, frozenset(rest))
+    of_versions = {int(version): frozenset(found) for version, found in versions.items()}
+    return Fingerprint(frozenset(config), of_versions, frozenset(rest))
 
 
 def take_external(paths: Iterable[Path]) -> dict[Path, frozenset[Stamp]]:

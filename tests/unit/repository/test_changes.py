@@ -61,6 +61,13 @@ def test_change_is_seen_where_it_is(model: Path, path: str, difference: tuple[bo
     assert differences(before, take_fingerprint(model)) == difference
 
 
+@pytest.mark.parametrize("name", ["01", "²", "-1"])
+def test_file_in_a_directory_that_is_almost_a_number_is_in_no_version(model: Path, name: str) -> None:
+    before = take_fingerprint(model)
+    write(model / name / "model.py", "x")
+    assert differences(before, take_fingerprint(model)) == (False, [], True)
+
+
 def test_change_of_size_alone_is_seen(model: Path) -> None:
     before = take_fingerprint(model)
     write(model / "1/model.py", "longer")
