@@ -50,8 +50,8 @@ _TOKENS: Final = (
 
 
 def read_new_response(fields: Fields) -> ChatRequest:
-    previous, items = read_items(fields, lambda id: b"")
-    return read_responses(fields, previous=previous, items=items)
+    previous, earlier, items = read_items(fields, lambda id: b"")
+    return read_responses(fields, previous=previous, earlier=earlier, items=items)
 
 
 def _nothing(response: InferResponse) -> None: ...

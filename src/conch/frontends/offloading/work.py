@@ -110,8 +110,9 @@ def responses(
     ``find_response`` is called with the ids of responses before ``signature_of``; see :func:`read_items`.
     """
     fields = read_body(compression.decompress(body, encoding, limit), partial(fetch_media, fetch=fetch))
-    previous, items = read_items(fields, find_response)
-    return _decode(fields, signature_of, require_chat, partial(read_responses, previous=previous, items=items))
+    previous, earlier, items = read_items(fields, find_response)
+    read = partial(read_responses, previous=previous, earlier=earlier, items=items)
+    return _decode(fields, signature_of, require_chat, read)
 
 
 def _decode(

@@ -12,6 +12,7 @@ from conch.core.sampling.values import INT32
 from conch.wire.anthropic.message import CountForm, MessageForm
 from conch.wire.openai.chat import TEMPLATE_VALUES, ChatRequest
 from conch.wire.openai.conversation import read_translated
+from conch.wire.openai.media import decode_base64, image_file
 from conch.wire.openai.reading import ApiError, Fields, one_of, wrong
 
 #: The members of the chat, and the members of the request that they come from: what an error names.
@@ -25,7 +26,6 @@ _NAMES: Final = {
     ".function": "",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "stop": "stop_sequences",
-    "image_url": "source",
 }
 _IGNORED: Final = (
     "cache_control", "inference_geo", "metadata", "service_tier", "user_profile_id", "workspace_id",
@@ -212,12 +212,12 @@ def _read_part(block: Any, path: str) -> dict[str, Any]:
         raise members.missing("source")
     kind = one_of(source.name("type"), source.take("type"), ("base64", "url"))
     if kind == "url":
-        url = source.required_text("url")
+        file = image_file(source.required_text("url"), source.path)
     else:
-        form = one_of(source.name("media_type"), source.take("media_type"), _IMAGE_TYPES)
-        url = f"data:{form};base64,{source.required_text('data')}"
+        one_of(source.name("media_type"), source.take("media_type"), _IMAGE_TYPES)
+        file = decode_base64(source.required_text("data"), source.path)
     source.finish()
-    return {"type": "image_url", "image_url": url}
+    return {"type": "image_url", "image_url": (source.path, file)}
 
 
 def _read_texts(content: Any, path: str) -> str:

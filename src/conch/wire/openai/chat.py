@@ -12,7 +12,7 @@ from conch.core.sampling.parameters import MAX_LOGPROBS
 from conch.core.tensors import WireTensor
 from conch.wire.json.text import too_deep
 from conch.wire.openai.inputs import generation_inputs, text_tensor
-from conch.wire.openai.media import AUDIO, AUDIO_URL, IMAGE, audio_file, image_file
+from conch.wire.openai.media import AUDIO, AUDIO_URL, DETAILS, IMAGE, audio_file, image_file, sound_file
 from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import ApiError, Fields, one_of, wrong
 from conch.wire.openai.response import (
@@ -41,13 +41,13 @@ _DROPPED: Final = ("annotations", "audio", "function_call", "refusal")
 MediaFiles = dict[str, list[tuple[str, bytes]]]
 #: The inputs for the parts of messages that are files.
 _INPUTS: Final = {"image_url": IMAGE, "input_audio": AUDIO, AUDIO_URL: AUDIO}
-_FORMATS: Final = ("wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "webm")
 
 
 def read_messages(fields: Fields) -> tuple[bytes, MediaFiles]:
     """Read the messages; return them as JSON, and their files. Raises ApiError with the path of an invalid value.
 
-    The role ``developer`` becomes ``system``, and ``function`` becomes ``tool``. Content becomes text, or parts of type
+    A file that has already been read is a tuple of its path and its content. The role ``developer`` becomes ``system``,
+    and ``function`` becomes ``tool``. Content becomes text, or parts of type
     ``text``, ``image`` and ``audio`` if it has files. The arguments of tool calls become objects.
     """
     messages = fields.array("messages")
@@ -111,8 +111,10 @@ def _part(part: Any, path: str, files: MediaFiles) -> dict[str, str]:
     if type(kind) is str and kind in _INPUTS:
         member, input = f"{path}.{kind}", _INPUTS[kind]
         value = part.get(kind)
-        file = _sound(value, member) if kind == "input_audio" else _addressed(value, member, input)
-        files.setdefault(input, []).append((member, file))
+        if type(value) is not tuple:  # what another API's request has been translated to
+            read = sound_file(value, member) if kind == "input_audio" else _addressed(value, member, input)
+            value = member, read
+        files.setdefault(input, []).append(value)
         return {"type": input}
     if kind not in ("text", "input_text", "output_text", "refusal"):
         raise wrong(f"{path}.type", kind, "text, image_url, input_audio or audio_url")
@@ -127,21 +129,10 @@ def _addressed(value: Any, path: str, input: str) -> bytes:
     if type(value) is dict:
         members = Fields(value, path)
         if input == IMAGE:
-            one_of(f"{path}.detail", members.take("detail") or "auto", ("auto", "low", "high", "original"))
+            one_of(f"{path}.detail", members.take("detail") or "auto", DETAILS)
         value, path = members.take("url"), f"{path}.url"
         members.finish()
     return image_file(value, path) if input == IMAGE else audio_file(value, path, bare=False)
-
-
-def _sound(value: Any, path: str) -> bytes:
-    if type(value) is not dict:
-        raise wrong(path, value, "an object")
-    members = Fields(value, path)
-    data, form = members.take("data"), members.take("format")
-    members.finish()
-    if form is not None:
-        one_of(f"{path}.format", form, _FORMATS)
-    return audio_file(data, f"{path}.data")
 
 
 def _call(call: Any, path: str) -> dict[str, Any]:

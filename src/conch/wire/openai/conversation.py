@@ -5,11 +5,10 @@ The parts are texts, reasoning and tool calls in their order.
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -17,8 +16,6 @@ from conch.wire.openai.chat import ChatForm, ChatPlan, ChatRequest, read_chat
 from conch.wire.openai.reading import ApiError, Fields
 from conch.wire.openai.response import ChoiceDelta, GenerationResponse, Token
 from conch.wire.output.events import ArgumentsDelta, ReasoningDelta, TextDelta, ToolCallStart
-
-_QUOTED: Final = re.compile("'([^']+)'")
 
 
 def read_translated(chat: Mapping[str, Any], names: Mapping[str, str], form: ChatForm | None) -> ChatRequest:
@@ -35,8 +32,8 @@ def read_translated(chat: Mapping[str, Any], names: Mapping[str, str], form: Cha
     try:
         request = read_chat(Fields({member: value for member, value in chat.items() if value is not None}))
     except ApiError as error:
-        message = _QUOTED.sub(lambda quoted: f"'{original(quoted[1])}'", error.message)
         param = error.param and original(error.param)
+        message = error.message.replace(f"'{error.param}'", f"'{param}'")
         raise ApiError(message, param, code=error.code, reason=error.reason) from None
     members = {"messages": "messages", **request.members}
     return replace(request, members={name: original(member) for name, member in members.items()}, form=form)

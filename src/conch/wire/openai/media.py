@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from conch.core.tensors import Buffer
-from conch.wire.openai.reading import ApiError, wrong
+from conch.wire.openai.reading import ApiError, Fields, one_of, wrong
 
 #: The inputs of models that read images and recordings: the contents of files.
 IMAGE: Final = "image"
@@ -18,6 +18,9 @@ AUDIO: Final = "audio"
 AUDIO_URL: Final = "audio_url"
 _DATA_URL: Final = re.compile(r"data:image/[\w.+-]+;base64,")
 _AUDIO_URL: Final = re.compile(r"data:audio/[\w.+-]+(;[\w.+-]+=[\w.+-]+)*;base64,")
+_FORMATS: Final = ("wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "webm")
+#: The values of ``detail`` of an image, which have no effect.
+DETAILS: Final = ("auto", "low", "high", "original")
 _EXPECTED: Final = "a data URL with an image in base64, such as data:image/png;base64,..."
 
 
@@ -82,6 +85,18 @@ def audio_file(value: Any, path: str, *, bare: bool = True) -> bytes:
         expected = "a recording in base64" if bare else "a data URL with a recording in base64"
         raise wrong(path, value, expected)
     return decode_base64(value[prefix.end() if prefix else 0 :], path)
+
+
+def sound_file(value: Any, path: str) -> bytes:
+    """Return the file in OpenAI's object for a recording. Raises ApiError, naming its member, for others."""
+    if type(value) is not dict:
+        raise wrong(path, value, "an object")
+    members = Fields(value, path)
+    data, form = members.take("data"), members.take("format")
+    members.finish()
+    if form is not None:
+        one_of(f"{path}.format", form, _FORMATS)
+    return audio_file(data, f"{path}.data")
 
 
 def decode_base64(text: str, path: str) -> bytes:

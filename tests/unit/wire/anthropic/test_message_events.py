@@ -11,7 +11,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from conch.wire.anthropic.request import read_message_request
-from conch.wire.openai.reading import Fields
+from conch.wire.openai.reading import ApiError, Fields
 from conch.wire.openai.response import ChoiceDelta, GenerationResponse
 from conch.wire.output.formats import OutputFormat
 
@@ -130,3 +130,23 @@ def test_consecutive_messages_of_a_role_are_combined() -> None:
         *[{"role": "tool", "tool_call_id": "1", "content": "3"}] * 2,
         {"role": "user", "content": "d\ne"},
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"type": "base64", "media_type": "image/png", "data": "!"}, "is not base64"),
+        ({"type": "url", "url": "https://a/b.png"}, "this server does not fetch images"),
+    ],
+)
+@pytest.mark.parametrize("in_result", [False, True])
+def test_error_of_an_image_has_its_place_in_the_request(source: dict[str, str], expected: str, in_result: bool) -> None:
+    block: dict[str, Any] = {"type": "image", "source": source}
+    if in_result:
+        block = {"type": "tool_result", "tool_use_id": "1", "content": [block]}
+    # The messages of the user, which become one, follow a system message.
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [block]}]
+    with pytest.raises(ApiError, match=expected) as caught:
+        response(system="b", messages=messages)
+    path = "messages[1].content[0].content[0].source" if in_result else "messages[1].content[0].source"
+    assert caught.value.param == path and caught.value.message.startswith(f"'{path}' ")

@@ -11,7 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from conch.core.errors import ConchError
-from conch.wire.openai.reading import Fields
+from conch.wire.openai.reading import ApiError, Fields
 from conch.wire.openai.response import ChoiceDelta, GenerationResponse
 from conch.wire.openai.responses.items import chat_messages, join_entry, read_items
 from conch.wire.openai.responses.request import read_responses
@@ -25,8 +25,8 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
 def response(**members: Any) -> GenerationResponse:
     fields = Fields({"input": "a", **members})
-    previous, items = read_items(fields, lambda id: b"")
-    chat = read_responses(fields, previous=previous, items=items)
+    previous, earlier, items = read_items(fields, lambda id: b"")
+    chat = read_responses(fields, previous=previous, earlier=earlier, items=items)
     return replace(chat.plan, output_format=THINKS).answer("m")
 
 
@@ -88,7 +88,7 @@ def test_output_is_input_again() -> None:
     whole = response(tools=[TOOL])
     whole.add(0, ChoiceDelta(f"<think>Hm.</think>Yes.{CALL}", finish="stop"), last=True)
     items = json.loads(whole.body())["output"]
-    [message] = chat_messages(read_items(Fields({"input": items}), lambda id: b"")[1])
+    [message] = chat_messages(*read_items(Fields({"input": items}), lambda id: b"")[1:])
     assert (message["content"], message["reasoning_content"]) == ([{"type": "text", "text": "Yes."}], "Hm.")
     assert [json.loads(call["function"]["arguments"]) for call in message["tool_calls"]] == [{"a": 1}]
 
@@ -113,8 +113,8 @@ def test_last_reference_finds_the_items_of_earlier_ones() -> None:
     for text in ("a", "b", "c"):
         conversation.append({"role": "user", "content": text})
         lookups.clear()
-        _, items = read_items(Fields({"input": conversation}), find_response)
-        final: Any = read_responses(Fields({}), previous=None, items=items).plan.answer("m")
+        _, _, items = read_items(Fields({"input": conversation}), find_response)
+        final: Any = read_responses(Fields({}), previous=None, earlier=[], items=items).plan.answer("m")
         final.add(0, ChoiceDelta(text, finish="stop"), last=True)
         entries[final.id] = final.entry()
         conversation.append({"type": "item_reference", "id": json.loads(final.body())["output"][0]["id"]})
@@ -128,7 +128,7 @@ def test_references_to_many_responses_are_refused() -> None:
         return join_entry(json.dumps({"output": output}).encode(), b"[]")
 
     references = [{"type": "item_reference", "id": f"rs_{number:032x}0"} for number in range(30)]
-    assert len(read_items(Fields({"input": references[:20]}), find_response)[1]) == 20
+    assert len(read_items(Fields({"input": references[:20]}), find_response)[2]) == 20
     with pytest.raises(ConchError, match="more than 20 responses"):
         read_items(Fields({"input": references}), find_response)
 
@@ -145,7 +145,7 @@ def test_turns_become_messages() -> None:
         {"role": "assistant", "content": "d"},
         {"role": "assistant", "content": "e"},
     ]
-    messages = chat_messages(read_items(Fields({"input": items}), lambda id: b"")[1])
+    messages = chat_messages(*read_items(Fields({"input": items}), lambda id: b"")[1:])
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "assistant", "assistant"]
     assert messages[1]["reasoning_content"] == "x"
     assert [call["id"] for call in messages[1]["tool_calls"]] == ["1", "2"]
@@ -172,3 +172,24 @@ def test_forced_call_has_no_content_for_a_format() -> None:
     assert (call.name, call.arguments) == ("f", '{"a":1}')
     with pytest.raises(ConchError, match="'tool_choice' cannot be combined with 'structured_outputs'"):
         response(**forced, structured_outputs={"regex": "a"})
+
+
+@pytest.mark.parametrize(
+    ("part", "path"),
+    [
+        ({"type": "input_image", "image_url": "x"}, "image_url"),
+        ({"type": "input_image", "image_url": "data:image/png;base64,YQ==", "detail": "x"}, "detail"),
+        ({"type": "input_audio", "input_audio": {"data": "!"}}, "input_audio.data"),
+    ],
+)
+def test_error_of_a_file_has_its_place_in_the_request(part: dict[str, Any], path: str) -> None:
+    items = [{"role": "user", "content": "a"}, {"role": "user", "content": [part]}]
+    with pytest.raises(ApiError) as caught:
+        response(instructions="b", input=items)
+    assert caught.value.param == f"input[1].content[0].{path}"
+    assert caught.value.message.startswith(f"'{caught.value.param}' is ")
+
+
+def test_error_shows_names_of_the_client_as_they_are() -> None:
+    with pytest.raises(ApiError, match="'tool_choice' names 'messages', which is not among 'tools'"):
+        response(tools=[TOOL], tool_choice={"type": "function", "name": "messages"})

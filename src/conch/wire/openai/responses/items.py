@@ -17,6 +17,7 @@ import orjson
 
 from conch.core.errors import clipped
 from conch.core.tensors import Buffer
+from conch.wire.openai.media import DETAILS, image_file, sound_file
 from conch.wire.openai.reading import ApiError, Fields, one_of, wrong
 
 Item = dict[str, Any]
@@ -45,20 +46,20 @@ def output_id(kind: str, response: str, index: int) -> str:
     return f"{_PREFIXES[kind]}_{response.removeprefix('resp_')}{index:x}"
 
 
-def read_items(fields: Fields, find_response: Callable[[str], Buffer]) -> tuple[str | None, list[Item]]:
-    """Read the id of the response that a request continues; return it with the items of that response and the input.
+def read_items(fields: Fields, find_response: Callable[[str], Buffer]) -> tuple[str | None, list[Item], list[Item]]:
+    """Read the id of the response that a request continues; return it with the items of that response, and the input.
 
     ``find_response`` returns an entry of the response store, empty if there is none. Every item gets a type and an id.
     Raises ApiError with the path of an invalid value, also for items of tools that run at OpenAI.
     """
     previous = fields.text("previous_response_id")
     if not previous:
-        return None, _read_input(fields, find_response)
+        return None, [], _read_input(fields, find_response)
     entry = find_response(previous)
     if not entry:
         message = f"Previous response with id '{previous}' not found."
         raise ApiError(message, "previous_response_id", reason="previous_response_not_found")
-    return previous, _stored_items(entry) + _read_input(fields, find_response)
+    return previous, _stored_items(entry), _read_input(fields, find_response)
 
 
 def _read_input(fields: Fields, find_response: Callable[[str], Buffer]) -> list[Item]:
@@ -179,7 +180,7 @@ def _read_part(part: Any, path: str) -> dict[str, Any]:
     if kind == "input_image":
         members.ignore("type", "prompt_cache_breakpoint")
         members.refuse("file_id")
-        read = {"image_url": members.required_text("image_url"), "detail": members.text("detail") or "auto"}
+        read = {"image_url": members.required_text("image_url"), "detail": _read_detail(members)}
         members.finish()
         return {"type": kind, **read}
     if kind == "input_audio":
@@ -198,6 +199,10 @@ def _read_part(part: Any, path: str) -> dict[str, Any]:
     return {"type": kind, name: text, **({"annotations": []} if kind == "output_text" else {})}
 
 
+def _read_detail(members: Fields) -> str:
+    return one_of(members.name("detail"), members.take("detail") or "auto", DETAILS)
+
+
 def _read_texts(members: Fields, member: str, kind: str) -> list[dict[str, Any]]:
     """Read the parts of reasoning, all of the type ``kind``."""
     path = members.name(member)
@@ -208,19 +213,25 @@ def _read_texts(members: Fields, member: str, kind: str) -> list[dict[str, Any]]
     return [{"type": kind, "text": part["text"]} for part in parts]
 
 
-def chat_messages(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """Return the messages of a chat for items: the reasoning, text and calls of a turn become one message."""
+def chat_messages(earlier: Iterable[Item], items: Iterable[Item]) -> list[dict[str, Any]]:
+    """Return the messages of a chat for items: the reasoning, text and calls of a turn become one message.
+
+    ``earlier`` are those of the response that the request continues. Raises ApiError for an invalid file in ``items``.
+    """
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] | None = None
-    for item in items:
+    named = [("previous_response_id", item) for item in earlier]
+    named += [(f"input[{index}]", item) for index, item in enumerate(items)]
+    for path, item in named:
         kind = item["type"]
         if kind == "function_call_output":
             turn = None
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": _chat_content(item["output"])})
+            content = _chat_content(item["output"], f"{path}.output")
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
             continue
         if kind == "message" and item["role"] != "assistant":
             turn = None
-            messages.append({"role": item["role"], "content": _chat_content(item["content"])})
+            messages.append({"role": item["role"], "content": _chat_content(item["content"], f"{path}.content")})
             continue
         if (
             turn is None
@@ -231,7 +242,7 @@ def chat_messages(items: Iterable[Item]) -> list[dict[str, Any]]:
             messages.append(turn)
         match kind:
             case "message":
-                turn["content"] = _chat_content(item["content"])
+                turn["content"] = _chat_content(item["content"], f"{path}.content")
             case "reasoning":
                 turn["reasoning_content"] = "".join([part["text"] for part in item["content"] or item["summary"]])
             case "function_call":
@@ -242,18 +253,20 @@ def chat_messages(items: Iterable[Item]) -> list[dict[str, Any]]:
     return messages
 
 
-def _chat_content(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def _chat_content(content: str | list[dict[str, Any]], path: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    return [_chat_part(part) for part in content]
+    return [_chat_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
 
 
-def _chat_part(part: dict[str, Any]) -> dict[str, Any]:
+def _chat_part(part: dict[str, Any], path: str) -> dict[str, Any]:
     match part["type"]:
         case "input_image":
-            return {"type": "image_url", "image_url": {"url": part["image_url"], "detail": part["detail"]}}
+            path = f"{path}.image_url"
+            return {"type": "image_url", "image_url": (path, image_file(part["image_url"], path))}
         case "input_audio":
-            return {"type": "input_audio", "input_audio": part["input_audio"]}
+            path = f"{path}.input_audio"
+            return {"type": "input_audio", "input_audio": (path, sound_file(part["input_audio"], path))}
         case "refusal":
             return {"type": "refusal", "refusal": part["refusal"]}
     return {"type": "text", "text": part["text"]}

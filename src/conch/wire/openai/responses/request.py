@@ -40,16 +40,15 @@ _SUMMARIES: Final = (None, "auto", "concise", "detailed")
 _METADATA: Final = (16, 64, 512)
 
 
-def read_responses(members: Fields, *, previous: str | None, items: list[Item]) -> ChatRequest:
+def read_responses(members: Fields, *, previous: str | None, earlier: list[Item], items: list[Item]) -> ChatRequest:
     """Read the members of a request, except ``model`` and those of :func:`read_items`, whose results are given.
 
-    Raises ApiError for
-    invalid or unknown members.
+    Raises ApiError for invalid or unknown members.
     """
     if members.take("background") not in (None, False):
         raise ApiError("'background' is not supported: responses end with their connection", "background")
     instructions = members.text("instructions")
-    messages = chat_messages(items)
+    messages = chat_messages(earlier, items)
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
     if not messages:
@@ -108,7 +107,7 @@ def read_responses(members: Fields, *, previous: str | None, items: list[Item]) 
     members.refuse(*_REFUSED)
     members.ignore(*_IGNORED)
     members.finish()
-    stored = orjson.dumps(items) if store else None
+    stored = orjson.dumps(earlier + items) if store else None
     form = ResponsesForm(echo=orjson.dumps(echo), items=stored, summary=summary, namespaces=namespaces)
     return replace(read_translated(chat, _NAMES, form), drop_oldest=truncation == "auto")
 
