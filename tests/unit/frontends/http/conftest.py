@@ -30,7 +30,9 @@ async def limits() -> ClientLimits:
 
 
 @pytest.fixture
-async def listener(site: Site, limits: ClientLimits) -> AsyncIterator[HttpListener]:
+async def listener(site: Site, limits: ClientLimits, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpListener]:
+    """Listens; only tests sweep its connections."""
+    monkeypatch.setattr("conch.frontends.http.server.SWEEP_SECONDS", 1e9)
     listener = HttpListener(site, limits)
     listener.address = await listener.start("127.0.0.1", 0)  # type: ignore[attr-defined]
     yield listener
