@@ -21,9 +21,16 @@ from conch.machine.processes import Activity
 from conch.workers.child.channel import Endpoint, write
 from conch.workers.host.spawn import ChildProcess
 from conch.workers.host.templates import FORK_SECONDS, Template, TemplateKind, Templates, spawn_template
+from tests.events import TIMEOUT
 from tests.unit.fake_clock import fake_clock, settle
 
 MODULE = "conch.workers.child.channel"
+
+
+@pytest.fixture
+def patient_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a fork take longer than a test waits."""
+    monkeypatch.setattr("conch.workers.host.templates.FORK_SECONDS", 10 * TIMEOUT)
 
 
 class Owner:
@@ -109,7 +116,9 @@ class FakeProcess:
     def kill(self) -> None: ...
 
 
-async def test_a_fork_ends_with_its_template_even_where_another_process_holds_the_other_end() -> None:
+async def test_a_fork_ends_with_its_template_even_where_another_process_holds_the_other_end(
+    patient_forks: None,
+) -> None:
     """As one does that it has just forked, which has not closed it yet."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
@@ -126,7 +135,7 @@ async def test_a_fork_ends_with_its_template_even_where_another_process_holds_th
         loop = asyncio.get_running_loop()
         asked = [json.loads(await loop.sock_recv(theirs, 1 << 20))["op"] for _ in range(2)]
         ends[0]()
-        assert await asyncio.wait_for(forking, FORK_SECONDS / 2) is None
+        assert await asyncio.wait_for(forking, TIMEOUT) is None
     assert asked == ["import", "fork"]
     assert ours.fileno() < 0
     await templates.close()
@@ -203,11 +212,13 @@ os.fork = limited
 """
 
 
-async def test_a_worker_is_spawned_at_once_when_its_template_cannot_fork_it(tmp_path: Path) -> None:
+async def test_a_worker_is_spawned_at_once_when_its_template_cannot_fork_it(
+    tmp_path: Path, patient_forks: None
+) -> None:
     (tmp_path / "unforkable.py").write_text(UNFORKABLE)
     templates = Templates(60)
     kind = kind_of(templates, "unforkable", PYTHONPATH=str(tmp_path))
-    assert await asyncio.wait_for(templates.fork(kind, {}), FORK_SECONDS / 2) is None
+    assert await asyncio.wait_for(templates.fork(kind, {}), TIMEOUT) is None
     await templates.close()
 
 

@@ -18,6 +18,7 @@ from conch.measure.perf.senders.channels.connecting import Address
 from conch.measure.perf.senders.channels.grpc import GrpcChannel, Rpc, StreamChannel
 from conch.measure.perf.senders.channels.http import HttpChannel
 from conch.measure.perf.senders.records import CallChannel, Outcome, TimedCall
+from tests.events import TIMEOUT
 from tests.fakes.transports import FakeTransport
 
 MakeChannel = Callable[[asyncio.AbstractEventLoop, Address], CallChannel]
@@ -68,7 +69,7 @@ def test_calls_that_start_together_are_written_each_by_itself() -> None:
             channel.close()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        uvloop.run(asyncio.wait_for(start(listener), 20))
+        uvloop.run(asyncio.wait_for(start(listener), TIMEOUT))
     assert received == [(b"first.", True), (b"second", True)]
 
 
@@ -135,4 +136,4 @@ def test_a_large_request_is_written_when_its_last_byte_is(make: MakeChannel) -> 
             channel.close()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        uvloop.run(asyncio.wait_for(start(listener), 20))
+        uvloop.run(asyncio.wait_for(start(listener), TIMEOUT))

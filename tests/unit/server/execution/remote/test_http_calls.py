@@ -68,6 +68,7 @@ async def serving(
     fake = HttpServer(answer)
     server = await asyncio.start_server(fake.handle, "127.0.0.1", 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
+    settings = {"connect_timeout": 60.0, **settings}  # a busy machine answers late
     chosen = RemoteSettings((), "m", **settings)  # type: ignore[arg-type]
     connect = await connecting(chosen, folder, decoupled=False)
     transport = connect(read_url(f"{'https' if tls else 'http'}://127.0.0.1:{port}/base"))
