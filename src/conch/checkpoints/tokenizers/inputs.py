@@ -144,7 +144,7 @@ class InputEncoder:
         return self.max_length - special
 
     def _too_long(self, name: str, row: int, length: int) -> ConchError:
-        return invalid(f"{name} has {length} tokens in row {row}; the model takes at most {self.max_length}")
+        return too_long_error(name, row, length, self.max_length)
 
 
 def read_truncation(parameters: Mapping[str, Any]) -> tuple[str | None, int | None]:
@@ -158,6 +158,11 @@ def read_truncation(parameters: Mapping[str, Any]) -> tuple[str | None, int | No
     if length is not None and (type(length) is not int or length < 1):
         raise invalid(f"parameter '{MAX_LENGTH}' is '{length}'; it must be a whole number of at least 1")
     return truncation, length
+
+
+def too_long_error(name: str, row: int, length: int, max_length: int) -> ConchError:
+    """Return the error for the text ``name`` of a row that has more than ``max_length`` tokens and is not truncated."""
+    return invalid(f"{name} has {length} tokens in row {row}; the model takes at most {max_length}")
 
 
 def too_short_error(length: int, special: int, *, pair: bool = False) -> ConchError:

@@ -50,12 +50,13 @@ from conch.checkpoints.steps import (
     Steps,
     Vocabulary,
 )
-from conch.checkpoints.tokenizers.inputs import InputEncoder, read_truncation
+from conch.checkpoints.tokenizers.inputs import InputEncoder, read_truncation, too_long_error
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, refused
 from conch.checkpoints.tokenizers.words import WordIds, divides_at_spaces
 from conch.core.errors import ConchError, invalid, unsupported
 from conch.core.lengths import CPU_TOKENS, runs
+from conch.core.text_parameters import REFUSE, TRUNCATION
 from conch.machine import extras
 
 #: Names of the output with a vector per token in exported graphs.
@@ -427,6 +428,8 @@ class TablePipeline(Pipeline):
             settings = self._part.json("tokenizer_config.json") or {}
             limit = settings.get("model_max_length")
             self._limit = int(limit) if isinstance(limit, int | float) and 0 < limit < 10**9 else 0
+        self._limit = min(filter(None, (checkpoint.options.max_length, self._limit)), default=0)
+        self._truncation = checkpoint.options.truncation
         self._words = WordIds(self._fast) if divides_at_spaces(self._fast) else None
         self._steps = Steps(checkpoint, modules, Vocabulary(self._fast.get_vocab_size(), self._fast.token_to_id))
         self._budget = checkpoint.options.max_batch_tokens or CPU_TOKENS
@@ -453,18 +456,23 @@ class TablePipeline(Pipeline):
 
     @property
     def limits(self) -> dict[str, int | str]:
-        return {"max_length": self._limit} if self._limit else {}
+        limits: dict[str, int | str] = {"max_length": self._limit} if self._limit else {}
+        return {**limits, TRUNCATION: REFUSE} if self._truncation == REFUSE else limits
 
     def prepare(self, request: Request, texts: Sequence[str], prompt: str, task: str | None) -> TextRequest:
         texts = [prompt + text for text in texts] if prompt else texts
-        side, limit = read_truncation(request.parameters)
+        truncation, limit = read_truncation(request.parameters)
+        truncation = truncation or self._truncation
         limit = min(filter(None, (limit, self._limit)), default=0)
         encode = self._words.encode if self._words is not None else _library_ids
-        sequences, truncated = [], 0
+        truncated = 0
+        sequences: list[Tokens] = []
         for ids in encode(texts, self._encodings):
             length = len(ids)
             if 0 < limit < length:
-                ids, truncated = ids[-limit:] if side == "left" else ids[:limit], truncated + 1
+                if truncation == REFUSE:
+                    raise too_long_error("input 'text_input'", len(sequences), length, limit)
+                ids, truncated = ids[-limit:] if truncation == "left" else ids[:limit], truncated + 1
             sequences.append(Tokens(ids, None, length))
         prepared = TextRequest(request, sequences, truncated, PromptTokens())
         prepared.pipeline, prepared.task = self, task

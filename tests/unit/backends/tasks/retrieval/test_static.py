@@ -26,7 +26,7 @@ from conch.checkpoints.options import Options
 from conch.core.errors import ConchError
 from tests.retrieval_models import NEIGHBOURS, SIZE, backbone, close, completed, dense, each, embed, saved, vectors
 from tests.task_requests import open_model
-from tests.text_checkpoints import request, strings, wordpiece
+from tests.text_checkpoints import answer, request, strings, wordpiece
 
 
 def check(folder: Path, tasks: tuple[str | None, ...] = (None, "query", "document")) -> None:
@@ -52,6 +52,19 @@ def test_static_embedding(tmp_path: Path) -> None:
     assert not (folder / "config.json").exists()
     check(folder)
     assert open_model(folder).runtime_facts == {"similarity": "cosine", "engine": "numpy"}
+
+
+@pytest.mark.parametrize("by_model", [False, True])
+def test_a_table_refuses_long_texts_if_it_is_told_to(tmp_path: Path, by_model: bool) -> None:
+    folder = saved(tmp_path / "folder", table(tmp_path / "table"))
+    task = open_model(folder, max_length=3, **({"truncation": "refuse"} if by_model else {}))
+    asked = request(text_input=["library", "where is the library"])
+    assert answer(task, request(text_input=["library"])).outputs
+    if not by_model:
+        assert answer(task, asked).parameters == {"truncated": 1}
+        asked.parameters["truncation"] = "refuse"
+    with pytest.raises(ConchError, match="input 'text_input' has 10 tokens in row 1; the model takes at most 3"):
+        task.prepare(asked)
 
 
 def test_model2vec(tmp_path: Path) -> None:
