@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from conch.measure.analyze.judging.goals import in_words
@@ -134,7 +134,8 @@ class Analysis:
     goal: str
     candidates: Sequence[RankedCandidate]
     load_kind: LoadKind = "concurrency"
-    batch_size: int = 1
+    #: The number of inferences in a request, by model.
+    batch_sizes: Mapping[str, int] = field(default_factory=dict)
     latency_limit: float | None = None
     notes: Sequence[str] = ()
     #: Whether throughput is the only objective.
@@ -226,7 +227,7 @@ def analysis_of(search: SearchOutcome, circumstances: Circumstances, apply: str 
         goal=in_words(search.goals),
         candidates=_ranked_candidates(search, ranking),
         load_kind=circumstances.load_kind,
-        batch_size=circumstances.batch_sizes.get(search.models[0], 1),
+        batch_sizes=circumstances.batch_sizes,
         latency_limit=min(limits, default=None),
         notes=notes,
         only_throughput=all(

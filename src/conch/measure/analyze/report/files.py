@@ -83,16 +83,17 @@ def _inference(analysis: Analysis) -> Iterator[Sequence[Cell]]:
         for model, figures in point.models.items():
             traits = traits_of(candidate.result, model, gpus=analysis.has_gpus)
             yield (
-                model, analysis.batch_size, f"{point.load:g}", candidate.name, traits.instance_text,
+                model, analysis.batch_sizes.get(model, 1), f"{point.load:g}", candidate.name, traits.instance_text,
                 traits.max_batch_size, satisfies, f"{figures.throughput:.6g}",
                 round(1e3 * figures.percentiles.get(99, 0.0), 3),
             )  # fmt: skip
 
 
 def _gpus(analysis: Analysis) -> Iterator[Sequence[Cell]]:
+    batches = " / ".join(dict.fromkeys(str(analysis.batch_sizes.get(model, 1)) for model in analysis.models))
     for candidate, point, satisfies, instances in _points(analysis):
         for uuid, gpu in point.resources.gpus.items() if point.resources else ():
             yield (
-                ", ".join(analysis.models), uuid, analysis.batch_size, f"{point.load:g}", candidate.name, instances,
+                ", ".join(analysis.models), uuid, batches, f"{point.load:g}", candidate.name, instances,
                 satisfies, round(gpu.memory / 1e6, 1), round(100 * gpu.utilisation, 1), round(gpu.power, 1),
             )  # fmt: skip

@@ -175,6 +175,21 @@ def test_the_files_have_model_analyzers_names_and_columns() -> None:
     assert set(files.tables(analysis(gpu=False))) == {"metrics-model-inference.csv"}
 
 
+def test_models_that_are_measured_together_have_their_own_batch_sizes() -> None:
+    alone = analysis()
+    (first, *_) = alone.candidates
+    (measured, *_) = first.result.points
+    both = replace(measured, models=dict.fromkeys(("a", "b"), measured.models["falcon7b"]))
+    result = replace(first.result, points=(both,))
+    together = replace(
+        alone, models=("a", "b"), batch_sizes={"a": 8, "b": 2}, candidates=[replace(first, result=result, point=both)]
+    )
+    tables = {name: list(csv.DictReader(io.StringIO(text))) for name, text in files.tables(together).items()}
+    rows = tables["metrics-model-inference.csv"]
+    assert [(row["Model"], row["Batch"]) for row in rows] == [("a", "8"), ("b", "2")]
+    assert [row["Batch"] for row in tables["metrics-model-gpu.csv"]] == ["8 / 2"]
+
+
 def test_a_rate_has_a_column_of_its_own() -> None:
     assert ",Request Rate," in files.tables(analysis(load_kind="request_rate"))["metrics-model-inference.csv"]
 
