@@ -272,11 +272,7 @@ class SageMakerModels:
         if beyond == url or ".." in path.parts or not _URL.fullmatch(beyond):
             raise invalid(f"'{url}' is not a model of SageMaker's: expected {self._models}/<identifier>/model")
         self._server.require_explicit_control()
-        if name in self._server.repository.registered:
-            message = f"model repository '{path}' has already been registered"
-            exchange.respond(409, [JSON], wire.error_body(message))
-        else:
-            start_work(exchange, self._load(exchange, name, path))
+        start_work(exchange, self._load(exchange, name, path))
 
     def unload(self, exchange: HttpExchange, name: str) -> None:
         if name not in self._server.repository.registered:
@@ -284,10 +280,14 @@ class SageMakerModels:
         start_work(exchange, self._unload(exchange, name))
 
     async def _load(self, exchange: HttpExchange, name: str, path: Path) -> None:
-        directory = await asyncio.to_thread(_model_in, path)
+        directories = self._server.repository.registered
+        directory = None if name in directories else await asyncio.to_thread(_model_in, path)
+        if name in directories:
+            message = f"model repository '{path}' has already been registered"
+            exchange.respond(409, [JSON], wire.error_body(message))
+            return
         if directory is None:
             raise invalid(f"failed to register '{path}', repository not found")
-        directories = self._server.repository.registered
         directories[name] = directory
         try:
             await self._server.load(name)

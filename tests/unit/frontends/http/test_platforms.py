@@ -7,15 +7,18 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from conch.core.errors import ConchError, unavailable
+from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.platforms import OciDataScience, SageMaker, SageMakerModels, VertexAi, check_ports, only_model
 from conch.library.app import Application
 from conch.options.settings import Settings, platform_defaults
+from tests.events import until
 from tests.models import build
-from tests.unit.frontends.http.site import Client
+from tests.unit.frontends.http.site import Client, WrittenConnection
 
 
 class Models:
@@ -174,6 +177,22 @@ async def test_models_that_do_not_load_are_not_listed(endpoint: SageMakerPort, m
     monkeypatch.setattr(endpoint.application.server, "load", full)
     assert await endpoint.load("one", url) == (507, {"error": "there is no memory left"})
     assert await endpoint.ask("GET", "/models") == (200, {"models": []})
+
+
+async def test_model_that_is_being_loaded_is_not_loaded_again(tmp_path: Path) -> None:
+    """Both requests arrive before the folder of the first has been read."""
+    path = tmp_path / "h" / "model"
+    path.mkdir(parents=True)
+    server: Any = Mock(repository=Mock(registered={}), load=AsyncMock())
+    models = SageMakerModels(server, tmp_path)
+    connections: list[Any] = [WrittenConnection(), WrittenConnection()]
+    for connection in connections:
+        exchange = HttpExchange(connection, b"POST", b"/models", {}, True)
+        exchange.body = json.dumps({"model_name": "one", "url": str(path)}).encode()
+        models.load(exchange)
+    await until(lambda: all(connection.ended for connection in connections))
+    assert sorted(connection.written.split()[1] for connection in connections) == [b"200", b"409"]
+    assert server.load.await_count == 1 and server.repository.registered == {"one": path}
 
 
 class Asked:
