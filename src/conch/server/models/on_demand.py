@@ -208,8 +208,10 @@ class OnDemand:
         await self._repository.in_thread(partial(self._repository.check_unique, name))
         self.planner.back_off.forget(name)
         if self._serves(name) and self.planner.phase(name) is not Phase.LEAVING:
-            await self._lifecycle.load(name, by_model=by_model)
-            self._schedule()
+            try:
+                await self._lifecycle.load(name, by_model=by_model)
+            finally:
+                self._schedule()
             return
         refusal = self.planner.refusal(name, self._clock())
         if refusal is not None:
@@ -263,7 +265,8 @@ class OnDemand:
     # Called by the state machine
 
     def busy(self, name: str) -> bool:
-        return any(model.in_use for model in self._models(name))
+        """Whether requests use the model, or it is being reloaded, which its eviction would cancel."""
+        return self._lifecycle.is_loading(name) or any(model.in_use for model in self._models(name))
 
     def last_used(self, name: str) -> float:
         return max((model.last_ended / 1e9 for model in self._models(name)), default=0.0)

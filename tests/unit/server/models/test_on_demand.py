@@ -232,6 +232,22 @@ async def test_load_by_name_during_a_load_ends_when_files_that_were_written_sinc
 
 
 @fake_clock
+async def test_idle_model_that_is_being_reloaded_leaves_when_its_reload_has_ended() -> None:
+    market = Market(ONE)
+    await market.load("a")
+    market.lifecycle.seconds = 3
+    reloading = asyncio.create_task(market.demand.load("a", {}))
+    await asyncio.sleep(1)
+    market.submit("b")
+    await asyncio.sleep(1)
+    assert market.lifecycle.log == ["load a", "load a"]
+    await reloading
+    await asyncio.sleep(4)
+    assert market.lifecycle.log == ["load a", "load a", "unload a", "load b"]
+    assert market.running("b") == 1
+
+
+@fake_clock
 async def test_load_by_name_that_fails_twice_says_why() -> None:
     market = Market(ONE)
     market.lifecycle.broken.add("a")
