@@ -193,7 +193,12 @@ class Call(MessageIntake):
     ) -> None:
         try:
             with model.held():
-                await offloader.count_strings(request)
+                try:
+                    await offloader.count_strings(request)
+                except BaseException:
+                    if request.trace is not None:
+                        request.trace.refused()
+                    raise
                 model.infer(request)
         except asyncio.CancelledError:
             refuse(cancelled())

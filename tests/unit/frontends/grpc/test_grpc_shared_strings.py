@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -12,6 +13,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from conch.core.tensors import pack_bytes
 from conch.frontends.offloading.offloader import LARGE_BYTES
+from conch.telemetry.tracing.trace import Trace
+from conch.telemetry.tracing.tracing import Tracing
+from conch.telemetry.tracing.values import TraceValues
 from tests.unit.frontends.grpc.conftest import text_of, text_request
 from tests.unit.frontends.grpc.harness import Frontend
 
@@ -67,6 +71,17 @@ def test_malformed_texts_in_shared_memory_are_refused(frontend, stub, region, of
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "incomplete string data for inference input 'INPUT0'" in refused.value.details()
     assert offloaded == ["strings"] and not frontend.server.models["echo"].received
+
+
+def test_malformed_texts_in_shared_memory_end_their_trace(frontend, stub, region):
+    written: list[Trace] = []
+    sink = SimpleNamespace(append=written.extend, close=lambda: None)
+    frontend.server.tracing = Tracing(TraceValues(level=("TIMESTAMPS",), rate=1, file="t"), sink)
+    stub.ModelInfer(shared_request("echo"))
+    with pytest.raises(grpc.RpcError):
+        stub.ModelInfer(shared_request("echo", len(TEXTS) - 1))
+    frontend.server.tracing.close()
+    assert len(written) == 2
 
 
 def test_a_stream_keeps_its_order_while_texts_are_counted(stub, region, offloaded):
