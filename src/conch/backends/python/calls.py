@@ -136,27 +136,30 @@ class BlsCall:
         return future
 
     def add(self, response: InferenceResponse, final: bool) -> None:
-        """Pass a response to the waiting coroutine, or keep it for the next caller."""
+        """Keep a response for the waiting coroutine, or for the next caller."""
         with self._lock:
             self._ended = self._ended or final
+            self._responses.append((response, final))
             waiter, self._waiter = self._waiter, None
-            if waiter is None:
-                self._responses.append((response, final))
-                return
-        future, convert = waiter
-        self._calls.expect_no_more(future)
+        if waiter is None:
+            return
+        self._calls.expect_no_more(waiter[0])
         try:
-            future.get_loop().call_soon_threadsafe(self._deliver, future, convert, (response, final))
+            waiter[0].get_loop().call_soon_threadsafe(self._deliver, *waiter)
         except RuntimeError:  # the event loop is closed
             pass
 
-    def _deliver(
-        self, future: asyncio.Future[Any], convert: Callable[[ResponseAndFinal], Any], response: ResponseAndFinal
-    ) -> None:
-        if future.done():  # the future was cancelled, but the call may continue
-            self._responses.appendleft(response)
-        else:
+    def _deliver(self, future: asyncio.Future[Any], convert: Callable[[ResponseAndFinal], Any]) -> None:
+        with self._lock:
+            if future.done():  # it was cancelled; the next caller gets the response
+                return
+            response = self._responses.popleft() if self._responses else None
+            if response is None:  # another caller has taken it
+                self._waiter = future, convert
+        if response is not None:
             future.set_result(convert(response))
+        else:
+            self._calls.expect(future)
 
     def _forget(self, future: asyncio.Future[Any]) -> None:
         """Stop waiting for a future that is done or cancelled."""

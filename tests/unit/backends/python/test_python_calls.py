@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
+from conch.backends.python.calls import BlsClient
+from conch.backends.python.response import InferenceResponse
 from conch.workers.child.packing import Packer
 from tests.unit.backends.python.interpreters import every_python
 from tests.unit.backends.python.worker import Header, LaunchWorker, Worker, first, string
@@ -148,6 +152,35 @@ def test_coroutines_wait_for_several_calls(launch: LaunchWorker) -> None:
         reply(worker, b)
         reply(worker, a)
         assert result(worker) == f"[['a{round}'], ['b{round}']]"
+
+
+class SilentChannel:
+    """The channel of a worker to which a test passes the responses itself."""
+
+    def send(self, header: Header, packer: Packer | None = None) -> None:
+        pass
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        pass
+
+    def post(self, header: Header, packer: Packer | None = None) -> None:
+        pass
+
+
+def test_response_to_a_coroutine_that_gives_up_goes_to_the_next_one() -> None:
+    async def model() -> None:
+        call = BlsClient(SilentChannel()).start({})  # type: ignore[arg-type]
+        first = call.next_later(lambda item: item[0])
+        first.cancel()
+        response, last = InferenceResponse(), InferenceResponse()
+        call.add(response, False)
+        second = call.next_later(lambda item: item[0])
+        third = call.next_later(lambda item: item[0])
+        call.add(last, True)
+        assert await asyncio.wait_for(second, 60) is response
+        assert await asyncio.wait_for(third, 60) is last
+
+    asyncio.run(model())
 
 
 def test_iterator_that_is_dropped_cancels_the_call(launch: LaunchWorker) -> None:
