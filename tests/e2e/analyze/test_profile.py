@@ -57,7 +57,7 @@ def settings(tmp_path: Path) -> AnalyzeSettings:
         run_config_search_max_model_batch_size=8,
         concurrency=(4,),
         export_path=tmp_path / "analysis",
-        perf_analyzer_flags={"measurement-interval": 100, "max-trials": 3, "stability-percentage": 99, "warm-up": 0.1},
+        perf_analyzer_flags={"measurement-interval": 300, "max-trials": 3, "stability-percentage": 99, "warm-up": 0.1},
         final_rounds=0,
     )
 

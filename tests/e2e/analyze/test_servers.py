@@ -90,7 +90,7 @@ def test_a_server_ends_with_an_analysis_that_is_killed(repository: ModelReposito
     os.kill(analysis.pid, signal.SIGKILL)
     analysis.communicate()
 
-    _, alive = psutil.wait_procs(started, timeout=20)
+    _, alive = psutil.wait_procs(started, timeout=60)
     assert len(started) > 2 and alive == []
 
 

@@ -106,7 +106,10 @@ def test_two_servers_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     document = tmp_path / "out.json"
     with running(KnownServer(service=0.01)) as a, running(KnownServer(service=0.04)) as b:
         options = ["-u", f"127.0.0.1:{a.port}", "--against", f"http://127.0.0.1:{b.port}", "--json", str(document)]
-        status = main(["perf", "-m", "known", "-p", "100", "--warm-up", "0.05", "--rounds", "2", *options])
+        for window in ("100", "1000", "5000"):  # a busy machine may complete no request in a short one
+            status = main(["perf", "-m", "known", "-p", window, "--warm-up", "0.05", "--rounds", "2", *options])
+            if status == 0:
+                break
         assert a.answered and b.answered
     assert status == 0
     shown = capsys.readouterr().out

@@ -238,5 +238,5 @@ def test_the_headline_names_the_product_and_what_is_sent(
 def test_both_headlines_of_a_comparison_say_what_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
     with running(KnownServer(metadata=TEXT_MODEL)) as server:
         flags = ["-m", "known", "-u", f"127.0.0.1:{server.port}", "--request-count", "5", "--no-sender-limit"]
-        assert main(["perf", *flags, "--against-model", "known", "-p", "50", "--rounds", "1"]) == 0
+        assert main(["perf", *flags, "--against-model", "known", "-p", "500", "--rounds", "1"]) == 0
     assert "B: 'known' at " in (shown := capsys.readouterr().out) and shown.count("texts of 10 to 256 tokens") == 2
