@@ -13,6 +13,7 @@ from conch.wire.output.formats import CallGrammar
 #: The types of Python's values in an enumeration.
 _TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", list: "array",
                  dict: "object"}  # fmt: skip
+_NAMES: Final = frozenset(_TYPES.values())
 #: The names of tools that every format can write.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 #: The maximum depth of references and combinations in a schema that are followed.
@@ -60,29 +61,45 @@ def parameter_types(schema: Mapping[str, Any]) -> dict[str, list[str]]:
     properties = schema.get("properties")
     if type(properties) is not dict:
         return {}
-    return {name: list(dict.fromkeys(_types(value, schema, 0))) for name, value in properties.items()}
+    reader = _TypesReader(schema)
+    return {name: reader.types(value) for name, value in properties.items()}
 
 
-def _types(value: Any, root: Mapping[str, Any], depth: int) -> list[str]:
-    if type(value) is not dict or depth > _DEPTH:
-        return []
-    if type(kind := value.get("type")) is str:
-        return [kind, *(["null"] if value.get("nullable") is True else ())]
-    if type(kind) is list:
-        return [name for name in kind if type(name) is str]
-    if type(values := value.get("enum")) is list:
-        return [_TYPES[type(item)] for item in values if type(item) in _TYPES]
-    if "const" in value:
-        return [_TYPES[type(value["const"])]] if type(value["const"]) in _TYPES else []
-    if type(reference := value.get("$ref")) is str:
-        return _types(_target(reference, root), root, depth + 1)
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        if type(schemas := value.get(keyword)) is list:
-            types = [_types(schema, root, depth + 1) for schema in schemas]
-            if all(types) or keyword == "allOf":
-                return [name for names in types for name in names]
+class _TypesReader:
+    """Returns the types that the schemas in a document allow; reads each only once, however often it is referred to."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        #: The types by the identity of a schema and its depth.
+        self._known: dict[tuple[int, int], list[str]] = {}
+
+    def types(self, value: Any, depth: int = 0) -> list[str]:
+        if type(value) is not dict or depth > _DEPTH:
             return []
-    return []
+        place = id(value), depth
+        if place not in self._known:
+            # Other names, of which a client may invent any number, allow all types.
+            self._known[place] = [name for name in dict.fromkeys(self._read(value, depth)) if name in _NAMES]
+        return self._known[place]
+
+    def _read(self, value: dict[str, Any], depth: int) -> list[str]:
+        if type(kind := value.get("type")) is str:
+            return [kind, *(["null"] if value.get("nullable") is True else ())]
+        if type(kind) is list:
+            return [name for name in kind if type(name) is str]
+        if type(values := value.get("enum")) is list:
+            return [_TYPES[type(item)] for item in values if type(item) in _TYPES]
+        if "const" in value:
+            return [_TYPES[type(value["const"])]] if type(value["const"]) in _TYPES else []
+        if type(reference := value.get("$ref")) is str:
+            return self.types(_target(reference, self._root), depth + 1)
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            if type(schemas := value.get(keyword)) is list:
+                types = [self.types(schema, depth + 1) for schema in schemas]
+                if all(types) or keyword == "allOf":
+                    return [name for names in types for name in names]
+                return []
+        return []
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
