@@ -36,8 +36,8 @@ class BlsModels:
 
     def __init__(self, control: ModelControl) -> None:
         self._control = control
-        #: Loads that a model requested during its own load: the requesting model, by the name of the requested one.
-        self._requesters: dict[str, str] = {}
+        #: Loads that models requested during their own loads: the requested model and the requesting one.
+        self._requests: list[tuple[str, str]] = []
 
     def infer(self, request: InferRequest, decoupled: bool) -> None:
         name = request.model_name
@@ -97,19 +97,20 @@ class BlsModels:
         Raises INVALID_ARG if the load of ``name`` already waits for ``starting``, directly or indirectly. ``starting``
         is empty if the caller is not loading.
         """
-        requester = starting
-        while requester:
-            if requester == name:
-                raise invalid(f"model '{name}' waits for this load while it is being loaded itself")
-            requester = self._requesters.get(requester, "")
-        if not starting or name in self._requesters:
+        if not starting:
             yield
             return
-        self._requesters[name] = starting
+        waiting = [starting]
+        for model in waiting:
+            waiting += [by for requested, by in self._requests if requested == model and by not in waiting]
+        if name in waiting:
+            raise invalid(f"model '{name}' waits for this load while it is being loaded itself")
+        request = name, starting
+        self._requests.append(request)
         try:
             yield
         finally:
-            del self._requesters[name]
+            self._requests.remove(request)
 
 
 def _not_ready(name: str) -> ConchError:
