@@ -187,15 +187,18 @@ class TextPreparation:
     def _shorten_documents(self, request: Request) -> None:
         """Truncate the second texts of pairs, or documents, to ``max_pair_tokens`` tokens, if the model takes more.
 
-        Raises UNSUPPORTED for a tokenizer in Python, INVALID_ARG for a text that cannot be tokenised.
+        Raises UNSUPPORTED for a tokenizer in Python, INVALID_ARG for another value than a positive number, and for a
+        text that cannot be tokenised.
         """
         limit = request.parameters.get(MAX_PAIR_TOKENS)
+        if limit is None:
+            return
+        if type(limit) is not int or limit < 1:
+            raise invalid(f"parameter '{MAX_PAIR_TOKENS}' is '{limit}'; it must be a whole number of at least 1")
         name = PAIR if PAIR in request.inputs else TEXT
         is_document = name in request.inputs and (name == PAIR or request.option("task") == "document")
-        if type(limit) is not int or not is_document:
-            return
         documents = self._documents
-        if limit >= documents.max_length:
+        if not is_document or limit >= documents.max_length:
             return
         texts = request.texts(name)
         rows = zip(texts, documents.of_texts(texts, special=False, name=name), strict=True)

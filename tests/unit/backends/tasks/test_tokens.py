@@ -147,6 +147,9 @@ def test_second_text_of_a_pair_has_its_own_limit(texts: TextPreparation, task: T
     pairs = ["the bus " * 500, "open"]
     assert np.allclose(scored(pairs, max_pair_tokens=4, truncation="refuse"), scored(["the bus", "open"]), atol=1e-6)
     assert not np.allclose(scored(pairs, max_pair_tokens=4), scored(pairs), atol=1e-6)
+    for value in (0, -3, "4"):
+        with pytest.raises(ConchError, match=f"parameter 'max_pair_tokens' is '{value}'; it must be a whole number"):
+            scored(pairs, max_pair_tokens=value)
 
 
 @pytest.fixture(scope="module")
