@@ -191,6 +191,8 @@ def read_rows(file: Path) -> list[Mapping[str, Any]]:
         raise invalid(f"--data {file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise invalid(f"--data {file} is not UTF-8: byte {error.start}") from None
+    except csv.Error as error:
+        raise invalid(f"--data {file} cannot be read as CSV: {error}") from None
     if not rows:
         raise invalid(f"--data {file} has no texts")
     return rows
@@ -229,7 +231,7 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
                 continue
             try:
                 value = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise invalid(f"--data {file}, line {number}: expected one JSON value per line: {error}") from None
             if not isinstance(value, dict | str):
                 raise invalid(f"--data {file}, line {number}: neither an object nor a string")

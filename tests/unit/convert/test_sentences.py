@@ -79,6 +79,8 @@ def test_file_of_pairs_groups_the_passages_of_a_query(tmp_path: Path) -> None:
         ("a.csv", b"title\nx\n", "needs a column one of text, sentence"),
         ("a.jsonl", b'{"text": 1', "line 1: expected one JSON value"),
         ("a.jsonl", b"[1]", "line 1: neither an object nor a string"),
+        ("a.jsonl", b"[" * 100_000, "line 1: expected one JSON value"),
+        ("a.csv", b"text\n" + b"a" * 200_000, "cannot be read as CSV: field larger than field limit"),
         ("a.txt", b"\xff\xfe", "is not UTF-8: byte 0"),
         ("a.txt", b"\n \n", "has no texts"),
         ("missing.txt", None, "cannot be read"),
