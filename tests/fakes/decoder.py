@@ -95,10 +95,11 @@ class FakeDecoder(Decoder):
         tokens = self._lengths[slot]
         return SavedTokens(tokens, (tokens, [list(self._cells[block]) for block in self._tables[slot]]))
 
-    def restore(self, slot: int, saved: SavedTokens, blocks: Sequence[int]) -> bool:
+    def restore(self, slot: int, saved: SavedTokens, tokens: int, blocks: Sequence[int]) -> bool:
         assert slot not in self._lengths
-        tokens, cells = saved.content
-        for block, values in zip(blocks, cells, strict=True):
+        length, cells = saved.content
+        assert tokens <= length
+        for block, values in zip(blocks, cells[: -(-tokens // self.block_tokens)], strict=True):
             self._assert_unused(block)
             self._cells[block] = list(values)
         self._tables[slot], self._lengths[slot] = list(blocks), tokens

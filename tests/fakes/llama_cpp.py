@@ -2,8 +2,9 @@
 
 The most likely token after a sequence is the sum of its tokens modulo the size of the vocabulary, so that a wrong cache
 gives wrong tokens. An adapter adds its number. The content of a "GGUF file" chooses what happens: ``refused`` is
-refused with an error in the log, ``recurrent`` cannot be shortened, ``nan`` gives no finite logits. A context for
-embeddings gives for each token its sum and its position, or for each sequence its sum.
+refused with an error in the log, ``recurrent`` cannot be shortened, ``nan`` gives no finite logits, ``window`` adds
+the last ``WINDOW`` tokens once more, for layers with a sliding window. A context for embeddings gives for each token
+its sum and its position, or for each sequence its sum.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ VOCABULARY = 40
 CONTEXT = 512
 SEQUENCES = 64
 EMBEDDING = 2
+WINDOW = 8
 
 llama_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 llama_adapter_lora_p_ctypes = ctypes.POINTER(ctypes.c_void_p)
@@ -57,7 +59,9 @@ class Model:
 class Context:
     model: Model
     parameters: Any
-    memory: dict[int, list[int]] = field(default_factory=dict)
+    #: By sequence: the tokens by position, and the positions that the layers with a window hold.
+    memory: dict[int, dict[int, int]] = field(default_factory=dict)
+    windows: dict[int, set[int]] = field(default_factory=dict)
     shift: int = 0
     logits: Any = None
     vectors: Any = None
@@ -124,6 +128,10 @@ def llama_model_is_recurrent(model: Model) -> bool:
 
 def llama_model_is_hybrid(model: Model) -> bool:
     return False
+
+
+def llama_model_n_swa(model: Model) -> int:
+    return WINDOW if model.kind == "window" else 0
 
 
 def llama_model_n_ctx_train(model: Model) -> int:
@@ -199,23 +207,31 @@ def _address(pointer: Any) -> int:
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
+def _held(context: Context, slot: int) -> tuple[dict[int, int], set[int]]:
+    return context.memory.setdefault(slot, {}), context.windows.setdefault(slot, set())
+
+
 def llama_decode(context: Context, batch: llama_batch) -> int:
     rows, vectors = [], []
+    window = llama_model_n_swa(context.model)
     for index in range(batch.n_tokens):
         assert batch.n_seq_id[index] == 1
-        tokens = context.memory.setdefault(batch.seq_id[index][0], [])
+        tokens, inside = _held(context, batch.seq_id[index][0])
         # A vector counts as a token: the sum of its numbers.
         numbers = batch.embd[index * EMBEDDING : (index + 1) * EMBEDDING] if batch.embd else ()
         token = int(sum(numbers)) if batch.embd else batch.token[index]
-        if not 0 <= token < VOCABULARY or batch.pos[index] != len(tokens):
+        position = batch.pos[index]
+        if not 0 <= token < VOCABULARY or position != len(tokens):
             _log[0](4, b"llama_decode: invalid input batch\n", None)
             return -1
-        tokens.append(token)
+        tokens[position] = token
+        inside.add(position)
         if sum(map(len, context.memory.values())) > context.parameters.n_ctx:
             return 1
-        vectors += [float("nan") if context.model.kind == "nan" else float(sum(tokens)), float(batch.pos[index])]
+        total = sum(tokens.values()) + sum(tokens[held] for held in inside if held > position - window)
+        vectors += [float("nan") if context.model.kind == "nan" else float(total), float(position)]
         if batch.logits[index]:
-            rows.append((sum(tokens) + context.shift) % VOCABULARY)
+            rows.append((total + context.shift) % VOCABULARY)
     context.vectors = (ctypes.c_float * len(vectors))(*vectors)
     context.logits = (ctypes.c_float * (len(rows) * VOCABULARY))()
     for row, token in enumerate(rows):
@@ -234,37 +250,63 @@ def llama_get_embeddings(context: Context) -> Any:
 
 def llama_get_embeddings_seq(context: Context, slot: int) -> Any:
     assert (context.parameters.embeddings, context.parameters.pooling_type) == (True, 4)
-    return ctypes.cast((ctypes.c_float * 1)(sum(context.memory[slot])), ctypes.POINTER(ctypes.c_float))
+    return ctypes.cast((ctypes.c_float * 1)(sum(context.memory[slot].values())), ctypes.POINTER(ctypes.c_float))
 
 
 def llama_memory_clear(context: Context, data: bool) -> None:
     context.memory.clear()
+    context.windows.clear()
+
+
+def llama_memory_seq_pos_min(context: Context, slot: int) -> int:
+    return min(_held(context, slot)[1], default=-1)
+
+
+def llama_memory_seq_pos_max(context: Context, slot: int) -> int:
+    return max(_held(context, slot)[1], default=-1)
 
 
 def llama_memory_seq_cp(context: Context, source: int, target: int, begin: int, end: int) -> None:
-    assert (begin, end) == (-1, -1), "slots with memory of their own copy all of it"
-    context.memory[target] = list(context.memory[source])
+    assert context.parameters.kv_unified or (begin, end) == (-1, -1), "slots with memory of their own copy all of it"
+    last = end if end >= 0 else CONTEXT
+    for position, token in _held(context, source)[0].items():
+        if begin <= position < last:
+            _held(context, target)[0][position] = token
+            if position in context.windows[source]:
+                context.windows[target].add(position)
 
 
 def llama_state_seq_get_size(context: Context, slot: int) -> int:
-    return len(context.memory[slot])
+    return 3 * len(context.memory[slot])
 
 
 def llama_state_seq_get_data(context: Context, data: Any, size: int, slot: int) -> int:
-    for index, token in enumerate(context.memory[slot]):
-        data[index] = token
+    tokens, inside = _held(context, slot)
+    first = max(tokens) - WINDOW  # of the positions before, layers with a window have nothing
+    for index, (position, token) in enumerate(tokens.items()):
+        values = (*divmod(position, 256), token + 128 * (position in inside and position > first))
+        for number, value in enumerate(values):
+            data[3 * index + number] = value
     return size
 
 
 def llama_state_seq_set_data(context: Context, data: Any, size: int, slot: int) -> int:
-    if sum(map(len, context.memory.values())) + size > context.parameters.n_ctx:
+    if sum(map(len, context.memory.values())) + size // 3 > context.parameters.n_ctx:
         return 0
-    context.memory[slot] = data[:size]
+    context.memory[slot], context.windows[slot] = {}, set()
+    for index in range(0, size, 3):
+        position = data[index] * 256 + data[index + 1]
+        context.memory[slot][position] = data[index + 2] % 128
+        if data[index + 2] >= 128:
+            context.windows[slot].add(position)
     return size
 
 
 def llama_memory_seq_rm(context: Context, slot: int, begin: int, end: int) -> bool:
-    if context.model.kind == "recurrent" and 0 < begin < len(context.memory.get(slot, [])):
+    tokens, inside = _held(context, slot)
+    if context.model.kind == "recurrent" and 0 < begin < len(tokens):
         return False
-    context.memory[slot] = context.memory.get(slot, [])[:begin]
+    for position in [position for position in tokens if position >= begin]:
+        del tokens[position]
+        inside.discard(position)
     return True

@@ -206,6 +206,44 @@ def test_saved_prefix_gives_the_same_tokens(path: Path, prompts: list[list[int]]
         assert_same_but_for_ties(completion, logits)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"cache_ram": 0}, {"kv_unified": "false"}], ids=str)
+def test_prefix_of_a_model_with_a_sliding_window_gives_the_same_tokens(
+    tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    path = write(tmp_path / "m.gguf", "gemma3", sliding_window=24)
+    prompt = [3 + 7 * index * index % 89 for index in range(200)]
+    prompts = [prompt, [*prompt[:100], 5, 6], [*prompt[:40], 7, 8], [*prompt, 9]]
+    with opened(path, dtype="float32", prefix_caching=False) as engine:
+        wanted = [greedy(engine, [prompt], 12)[0] for prompt in prompts]
+    with opened(path, dtype="float32", max_sequences=4, arguments=arguments) as engine:
+        assert [greedy(engine, [prompt], 12)[0] for prompt in prompts] == wanted
+        assert engine.usage().prefix_hits == 96 + 32 + 192
+
+
+def test_prefix_in_cells_that_llama_cpp_used_again_is_computed(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "gemma3", sliding_window=24)
+    long = [3 + 7 * index * index % 89 for index in range(110)]
+    requests = [
+        request(0, [4] * 60, max_tokens=1),  # leaves empty cells before those of the next
+        request(1, long, max_tokens=120),
+        request(2, [5, 6, 7], max_tokens=70),
+        request(3, [*long[:70], 8], max_tokens=12),
+    ]
+    with opened(path, dtype="float32", prefix_caching=False) as engine:
+        wanted = {alone.id: tokens(finished_by_id(engine, alone)[alone.id]) for alone in requests}
+    with opened(path, dtype="float32", max_sequences=4, cache_tokens=512) as engine:
+        done: dict[int, list[int]] = {id: [] for id in wanted}
+        for added in requests[:2]:
+            engine.add(added)
+        while engine.busy:
+            for progress in engine.step():
+                done[progress.id] += progress.tokens
+            for added, reached in ((requests[2], 1), (requests[3], 75)):
+                if len(done[1]) == reached:
+                    engine.add(added)
+    assert done == wanted
+
+
 def test_cancelled_request_does_not_change_the_others(prompts: list[list[int]]) -> None:
     with opened(demo(), batch_invariant=True, max_sequences=8) as engine:
         wanted = greedy(engine, prompts)

@@ -125,6 +125,10 @@ class Decoder(ABC):
         a copy; it is None if ``tokens`` fill whole blocks, which the slots share.
         """
 
+    def holds(self, slot: int, tokens: int) -> bool:
+        """Whether a sequence can continue after the first ``tokens`` tokens of a slot."""
+        return True
+
     @abstractmethod
     def truncate(self, slot: int, tokens: int) -> None:
         """Keep only the first ``tokens`` tokens of a slot; 0 frees the slot."""
@@ -133,8 +137,11 @@ class Decoder(ABC):
         """Return a copy of the tokens of a slot for :meth:`restore`; None if that is not possible."""
         raise NotImplementedError
 
-    def restore(self, slot: int, saved: SavedTokens, blocks: Sequence[int]) -> bool:
-        """Copy saved tokens to an unused slot, which has ``blocks``; returns False if the decoder has no room."""
+    def restore(self, slot: int, saved: SavedTokens, tokens: int, blocks: Sequence[int]) -> bool:
+        """Copy the first ``tokens`` saved tokens to an unused slot, which has ``blocks``.
+
+        Returns False if the decoder has no room, or if a sequence cannot continue after these tokens.
+        """
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027 (most decoders hold nothing but memory)

@@ -67,6 +67,8 @@ class SequenceCache:
             if blocks > self._blocks.count - self._blocks.pinned:
                 return None
             source, known = self._restore(source, key, shareable[:known])
+        elif known and not self._decoder.holds(source, known):
+            source, known = -1, 0
         reused = known // self._blocks.size
         available = self._blocks.count - self._blocks.pinned - self._blocks.unpinned(source, known)
         if blocks - reused > available:
@@ -178,19 +180,18 @@ class SequenceCache:
     def _restore(self, number: int, key: str, tokens: Sequence[int]) -> tuple[int, int]:
         """Copy ``tokens``, the beginning of those saved under a number, to a retained slot.
 
-        Returns the slot and the number of its tokens, or (-1, 0) if there is no room.
+        Returns the slot and the number of its tokens, or (-1, 0) if that is not possible.
         """
-        saved, length = self._saved[number], self._prefixes.length(number)
+        saved, length = self._saved[number], len(tokens)
         self._saved.move_to_end(number)
         slot = self._take_slot()
-        if not self.grow(slot, length) or not self._decoder.restore(slot, saved, self._blocks.blocks(slot)):
+        if not self.grow(slot, length) or not self._decoder.restore(slot, saved, length, self._blocks.blocks(slot)):
             self.free(slot)
             return -1, 0
-        self._prefixes.extend(slot, key, tokens, len(tokens))
-        self.shorten(slot, len(tokens))
+        self._prefixes.extend(slot, key, tokens, length)
         self._blocks.retain(slot)
         self._retained[slot] = None
-        return slot, len(tokens)
+        return slot, length
 
     def _forget(self, number: int) -> None:
         self._saved_bytes -= self._saved.pop(number).size

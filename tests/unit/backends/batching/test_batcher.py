@@ -336,6 +336,29 @@ def test_tokens_beyond_the_limit_are_saved_and_restored() -> None:
     assert engine.usage().prefix_hits == 0
 
 
+def test_the_beginning_of_saved_tokens_needs_no_more_room_than_it_has() -> None:
+    decoder = FakeDecoder(blocks=12)
+    decoder.retained_tokens, decoder.saved_bytes = 0, 100
+    engine = batcher(decoder)
+    run(engine, request(0, [3, *PROMPT[:31]], max_tokens=1))
+    engine.add(request(1, [4, *PROMPT[:23]], max_tokens=4, ignore_eos=True))
+    engine.step()
+    engine_request = request(2, [3, *PROMPT[:7], 5], max_tokens=4, ignore_eos=True)
+    assert run(engine, engine_request)[2] == expected(engine_request, decoder.vocabulary)
+    assert engine.usage().prefix_hits == 8
+
+
+def test_a_slot_that_lacks_what_a_sequence_needs_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = FakeDecoder()
+    monkeypatch.setattr(decoder, "holds", lambda slot, tokens: tokens > 12)
+    engine = batcher(decoder)
+    for id, (length, hits) in enumerate(((20, 0), (12, 0), (18, 16))):
+        before = engine.usage().prefix_hits
+        engine_request = request(id, [*PROMPT[:length], 9], max_tokens=2)
+        assert run(engine, engine_request)[id] == expected(engine_request, decoder.vocabulary)
+        assert engine.usage().prefix_hits - before == hits
+
+
 def test_saved_tokens_are_bounded_and_the_least_recently_used_is_forgotten_first() -> None:
     decoder = FakeDecoder()
     decoder.retained_tokens, decoder.saved_bytes = 0, 2 * 16

@@ -41,6 +41,9 @@ BATCHED: Final = 512
 SEQUENCES: Final = 32
 TOKENS_EACH: Final = 4096
 PART_OF_MEMORY: Final = 8
+#: The number of positions in a part of saved tokens, at most those of a sliding window: llama.cpp saves only the last
+#: window of a sequence, but a shorter sequence with the same beginning needs earlier tokens.
+PART: Final = 512
 #: llama.cpp's sizes of caches are multiples of this (tokens).
 _CELLS: Final = 256
 #: The status of ``llama_decode`` for a full cache, and llama.cpp's split mode for one GPU.
@@ -76,8 +79,13 @@ class LlamaDecoder(Decoder):
         if sequences > most:
             raise invalid(f"parameter 'max_num_seqs' is {sequences}; llama.cpp has at most {most} sequences")
         self._separate = not arguments.kv_unified
-        # Every slot of a recurrent model has its own memory; the slots of other models only share the cache.
-        self.slots = most if self.rewinds and not self._separate else sequences
+        shared = self.rewinds and not self._separate
+        # Every slot of a recurrent model has its own memory; the slots of other models only share the cache. The last
+        # sequence of a shared cache is no slot, but has the part of a slot that is being saved or restored.
+        count = most if shared else sequences
+        self.slots, self._spare = count - shared, count - 1
+        self._window = int(module.llama_model_n_swa(self._model))
+        self._part = min(PART, self._window or PART)
         context = spec.context or int(module.llama_model_n_ctx_train(self._model))
         recurrent = bool(module.llama_model_is_recurrent(self._model))
         self.token_bytes = 0 if recurrent else _token_bytes(spec, arguments)
@@ -86,12 +94,12 @@ class LlamaDecoder(Decoder):
             context = min(context, cells // sequences)
             cells = sequences * -(-context // _CELLS) * _CELLS
         self.batched_tokens = max(spec.max_batched_tokens or BATCHED, sequences)
-        self._context = open_context(self._llama, self._model, spec, arguments, cells, self.batched_tokens, self.slots)
+        self._context = open_context(self._llama, self._model, spec, arguments, cells, self.batched_tokens, count)
         self._memory = module.llama_get_memory(self._context)
         cells = int(module.llama_n_ctx(self._context))
         self.blocks = cells // self.block_tokens
         self.context = min(context, self.blocks * self.block_tokens)
-        if self.rewinds and not self._separate:
+        if shared:
             default = cells * self.token_bytes
             self.saved_bytes = default if arguments.cache_ram is None else arguments.cache_ram << 20
             self.retained_tokens = 0 if self.saved_bytes else None
@@ -137,22 +145,43 @@ class LlamaDecoder(Decoder):
         if not self._llama.module.llama_memory_seq_rm(self._memory, slot, position, -1):
             raise internal(f"llama.cpp cannot shorten a sequence to {tokens} tokens")
 
-    def save(self, slot: int) -> SavedTokens | None:
-        module = self._llama.module
-        size = int(module.llama_state_seq_get_size(self._context, slot))
-        if size > self.saved_bytes:
-            return None
-        data = np.empty(size, np.uint8)
-        if module.llama_state_seq_get_data(self._context, _address(data), size, slot) != size:
-            return None
-        return SavedTokens(size, (data, self._surplus.get(slot, [])))
+    def holds(self, slot: int, tokens: int) -> bool:
+        first = int(self._llama.module.llama_memory_seq_pos_min(self._memory, slot))
+        return self._continues(first, self._position(slot, tokens))
 
-    def restore(self, slot: int, saved: SavedTokens, blocks: Sequence[int]) -> bool:
-        data, surplus = saved.content
-        if not self._llama.module.llama_state_seq_set_data(self._context, _address(data), saved.size, slot):
-            return False
+    def save(self, slot: int) -> SavedTokens | None:
+        module, parts, size = self._llama.module, list[npt.NDArray[np.uint8]](), 0
+        first = int(module.llama_memory_seq_pos_min(self._memory, slot))
+        end = int(module.llama_memory_seq_pos_max(self._memory, slot)) + 1
+        for start in range(0, end, self._part):
+            module.llama_memory_seq_cp(self._memory, slot, self._spare, start, start + self._part)
+            data = np.empty(int(module.llama_state_seq_get_size(self._context, self._spare)), np.uint8)
+            size += data.size
+            complete = size <= self.saved_bytes and data.size == module.llama_state_seq_get_data(
+                self._context, _address(data), data.size, self._spare
+            )
+            module.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
+            if not complete:
+                return None
+            parts.append(data)
+        return SavedTokens(size, (parts, first, self._surplus.get(slot, [])))
+
+    def restore(self, slot: int, saved: SavedTokens, tokens: int, blocks: Sequence[int]) -> bool:
+        module = self._llama.module
+        parts, first, surplus = saved.content
         if surplus:
             self._surplus[slot] = list(surplus)
+        position = self._position(slot, tokens)
+        if not self._continues(first, position):
+            return False
+        for data in parts[: -(-position // self._part)]:
+            complete = module.llama_state_seq_set_data(self._context, _address(data), data.size, self._spare)
+            if complete:
+                module.llama_memory_seq_cp(self._memory, self._spare, slot, -1, -1)
+            module.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
+            if not complete:
+                return False
+        self.truncate(slot, tokens)
         return True
 
     def media_spans(self, prompt: Sequence[int], items: Sequence[MediaItem]) -> list[MediaSpan]:
@@ -194,6 +223,13 @@ class LlamaDecoder(Decoder):
         if status := int(self._llama.module.llama_decode(self._context, batch)):
             full = "the KV cache has no room for the batch"
             raise internal(f"llama.cpp failed: {full if status == _FULL else f'{self._llama.reason()} ({status})'}")
+
+    def _continues(self, first: int, position: int) -> bool:
+        """Whether a sequence can continue at ``position``; its layers with a window hold the positions from ``first``.
+
+        llama.cpp may have used the cells of positions before the window for other tokens.
+        """
+        return first <= max(position - self._window, 0)
 
     def _position(self, slot: int, tokens: int) -> int:
         """Return the position of the token after the first ``tokens`` tokens of a slot."""

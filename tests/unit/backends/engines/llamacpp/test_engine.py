@@ -126,10 +126,37 @@ def test_tokens_of_a_slot_are_saved_and_restored(tmp_path: Path) -> None:
     saved = decoder.save(0)
     assert saved is not None
     decoder.truncate(0, 0)
-    assert decoder.restore(5, saved, [])
+    assert decoder.restore(5, saved, 3, [])
     assert best(decoder.run([Chunk(5, 3, [4])])) == [10]
-    decoder.run([Chunk(0, 0, [1] * 508)])
-    assert not decoder.restore(1, saved, [])
+    assert decoder.restore(6, saved, 2, [])
+    assert best(decoder.run([Chunk(6, 2, [4])])) == [7]
+    decoder.run([Chunk(0, 0, [1] * 504)])
+    assert not decoder.restore(1, saved, 3, [])
+
+
+def test_saved_tokens_of_a_model_with_a_window_are_those_that_a_shorter_sequence_needs(tmp_path: Path) -> None:
+    decoder = LlamaDecoder(spec(tmp_path, "window"))
+    prompt = [index % 7 for index in range(40)]
+    decoder.run([Chunk(0, 0, prompt)])
+    saved = decoder.save(0)
+    assert saved is not None
+    decoder.truncate(0, 0)
+    for slot, length in enumerate((40, 33, 16, 5)):
+        assert decoder.restore(slot, saved, length, [])
+        expected = sum(prompt[:length]) + sum([*prompt[:length], 1][-llama_cpp.WINDOW :]) + 1
+        assert best(decoder.run([Chunk(slot, length, [1])])) == [expected % llama_cpp.VOCABULARY]
+
+
+def test_a_sequence_does_not_continue_after_tokens_whose_cells_have_others(tmp_path: Path) -> None:
+    decoder = LlamaDecoder(spec(tmp_path, "window"))
+    decoder.run([Chunk(0, 0, [1] * 40)])
+    llama_cpp.contexts[-1].windows[0] -= set(range(10))
+    held = {length: decoder.holds(0, length) for length in (40, 18, 17, 5)}
+    assert held == {40: True, 18: True, 17: False, 5: False}
+    saved = decoder.save(0)
+    assert saved is not None
+    decoder.truncate(0, 0)
+    assert {length: decoder.restore(1, saved, length, []) for length in held} == held
 
 
 @pytest.mark.parametrize(
@@ -140,9 +167,10 @@ def test_saved_tokens_have_a_limit(tmp_path: Path, arguments: dict[str, Any], si
     decoder = LlamaDecoder(spec(tmp_path, cache_tokens=512, max_sequences=1, arguments=arguments))
     assert (decoder.token_bytes, decoder.saved_bytes) == (256, size)
     assert decoder.retained_tokens == (0 if size else None)
-    decoder.saved_bytes = 2
-    decoder.run([Chunk(0, 0, [1, 2, 3])])
-    assert decoder.save(0) is None
+    if size:
+        decoder.saved_bytes = 2
+        decoder.run([Chunk(0, 0, [1, 2, 3])])
+        assert decoder.save(0) is None
 
 
 def test_a_negative_memory_for_saved_tokens_is_refused(tmp_path: Path) -> None:
@@ -152,7 +180,7 @@ def test_a_negative_memory_for_saved_tokens_is_refused(tmp_path: Path) -> None:
 
 def test_limits_are_those_of_the_file_the_library_and_the_parameters(tmp_path: Path) -> None:
     decoder = LlamaDecoder(spec(tmp_path, context=100, cache_tokens=300, max_sequences=4, max_batched_tokens=64))
-    assert (decoder.context, decoder.blocks, decoder.slots, decoder.batched_tokens) == (100, 16, 64, 64)
+    assert (decoder.context, decoder.blocks, decoder.slots, decoder.batched_tokens) == (100, 16, 63, 64)
     assert decoder.token_bytes == 2 * 32 * 2 * 2
     assert decoder.precision == "F32 (KV cache f16)"
     parameters = llama_cpp.contexts[-1].parameters
