@@ -82,6 +82,8 @@ _NAMED_SCHEMAS: Final = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
 )
 _VALUES: Final = frozenset({"const", "enum", "default", "example", "examples"})
+#: Maximum length of the references to all parts of a schema together (characters).
+_LONGEST_REFERENCES: Final = 16 << 20
 #: Drafts of JSON Schema in which ``$ref`` hides the keywords beside it.
 _OLD_DRAFTS: Final = re.compile("draft-0[3-7]")
 
@@ -101,6 +103,7 @@ def _embedded(schema: dict[str, Any], place: str) -> dict[str, Any]:
         schema.pop("id", None)
     parts = list(_parts(schema, place))
     anchors: dict[str, str] = {}
+    length = 0
     for part, reference in parts:
         for name in (part.get("$id"), part.get("id"), f"#{part.get('$anchor')}"):
             if type(name) is str and name.startswith("#"):
@@ -110,6 +113,8 @@ def _embedded(schema: dict[str, Any], place: str) -> dict[str, Any]:
             target = part[keyword]
             if type(target) is str and (base or target) and (local := target.removeprefix(base))[:1] in ("#", ""):
                 part[keyword] = anchors.get(local) or place + local[1:]
+                length += len(part[keyword])
+                _check_length(length)
         if old and type(part.get("$ref")) is str:
             for keyword in part.keys() - {"$ref", "$defs", "definitions"}:
                 del part[keyword]
@@ -118,19 +123,30 @@ def _embedded(schema: dict[str, Any], place: str) -> dict[str, Any]:
 
 def _parts(schema: Any, place: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the schemas in a schema, and the references to them; ``place`` is the reference to the whole."""
-    left: list[tuple[Any, str, bool]] = [(schema, place, False)]
+    #: Each with the reference to the schema or object around it, and the step from there.
+    left: list[tuple[Any, str, str, bool]] = [(schema, place, "", False)]
+    length = 0
     while left:
-        node, reference, named = left.pop()
+        node, reference, step, named = left.pop()
+        reference += step
+        length += len(reference)
+        _check_length(length)
         if type(node) is list:
-            left += [(item, f"{reference}/{index}", False) for index, item in enumerate(node)]
+            left += [(item, reference, f"/{index}", False) for index, item in enumerate(node)]
         elif type(node) is dict:
             if not named:
                 yield node, reference
             left += [
-                (value, f"{reference}/{_escaped(key)}", not named and key in _NAMED_SCHEMAS)
+                (value, reference, f"/{_escaped(key)}", not named and key in _NAMED_SCHEMAS)
                 for key, value in node.items()
                 if named or key not in _VALUES
             ]
+
+
+def _check_length(length: int) -> None:
+    """Refuse references of together more than ``_LONGEST_REFERENCES`` characters, which long names can have."""
+    if length > _LONGEST_REFERENCES:
+        raise ApiError("the schemas of 'tools' have names that are too long", "tools")
 
 
 def _escaped(name: str) -> str:

@@ -16,6 +16,7 @@ from conch.wire.openai.completions import read_completion
 from conch.wire.openai.inputs import generation_inputs, text_tensor
 from conch.wire.openai.reading import ApiError, Fields, read_body
 from conch.wire.openai.sampling import read_sampling
+from conch.wire.openai.tool_calls import read_tools
 
 
 def sampling(**members: Any) -> dict[str, Any]:
@@ -337,6 +338,19 @@ def test_effort_has_no_effect_without_a_template() -> None:
     with pytest.raises(ApiError, match="no input for 'chat_template_kwargs'"):
         read_chat(Fields({**ASKED, "add_generation_prompt": False})).inputs(untemplated)
     assert refusal(read_chat, **ASKED, reasoning_effort="some").param == "reasoning_effort"
+
+
+def test_schema_whose_references_would_take_much_memory_is_refused() -> None:
+    """A schema below long names has references as long as all of them together, and so has a reference to an anchor."""
+    deep: Any = {"properties": {str(index): {} for index in range(1000)}}
+    for _ in range(20):
+        deep = {"k" * 2000: deep}
+    anchored: Any = {"k" * 10_000: {"$anchor": "x"}, "oneOf": [{"$ref": "#x"}] * 2000}
+    for schema in (deep, anchored):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        error = refusal(read_tools, tools=tools, tool_choice="required")
+        assert (error.param, error.message) == ("tools", "the schemas of 'tools' have names that are too long")
+        assert read_tools(Fields({"tools": tools})).mode == "auto"
 
 
 def test_required_tools_need_no_input() -> None:
