@@ -11,6 +11,7 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,9 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
         factory().close()  # the first loop of libuv opens a pipe that the process keeps
     before = held()
     yield
-    after = held()
-    assert after == before
+    with suppress(AssertionError):  # clients' own threads close their descriptors later on a busy machine
+        eventually(lambda: held() == before, "the end")
+    assert held() == before
 
 
 @pytest.fixture
