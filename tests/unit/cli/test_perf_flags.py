@@ -61,6 +61,8 @@ def test_flags_that_are_not_taken_say_why(flag: str, capsys: pytest.CaptureFixtu
         (["--string-data", "\udcff"], "is not UTF-8"),
         (["--slo", ""], "--slo : expected"),
         (["-u", "host:²"], "expected host:port"),
+        (["-u", "::1"], "expected host:port, with brackets around an IPv6 address"),
+        (["-u", "http://me@host:8000"], "expected host:port"),
         (["-m", ""], "-m: the model's name is missing"),
         (["-x", "abc"], "-x abc: expected a version number"),
         (["--against", "host", "--breakdown"], "--breakdown describes one server"),

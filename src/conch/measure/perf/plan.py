@@ -5,6 +5,7 @@ Pure. The options have the names and meanings of perf_analyzer's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,6 +19,8 @@ from conch.measure.perf.senders.channels.connecting import Address
 Protocol = Literal["http", "grpc", "openai"]
 #: Nearly the number of ports, and so of connections, of one machine.
 MOST_CALLERS: Final = 50_000
+#: A name or an address in the authority of a URL; IPv6 addresses have brackets.
+_HOST: Final = re.compile(r"\[[^\[\]@]+\]|[^:@\[\]]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +186,8 @@ def read_address(url: str, protocol: Protocol) -> tuple[Address, str]:
     host, colon, port = authority.rpartition(":")
     if not colon or authority.endswith("]"):
         host, port = authority, ""
-    if not host or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
-        raise invalid(f"-u {url}: expected host:port")
+    if not _HOST.fullmatch(host) or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
+        raise invalid(f"-u {url}: expected host:port, with brackets around an IPv6 address")
     encrypted = scheme in ("https", "grpcs")
     number = int(port) if port else (8001 if protocol == "grpc" else 443 if encrypted else 8000)
     return Address(host.strip("[]"), number, encrypted), (slash + path).rstrip("/")
