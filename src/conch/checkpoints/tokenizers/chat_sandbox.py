@@ -31,6 +31,8 @@ MAX_TEXT: Final = 64 << 20
 MAX_ALL_TEXT: Final = 1 << 30
 #: The number of characters that an element of a list counts as.
 _ELEMENT: Final = 8
+#: Python's ``strftime`` allocates up to this many times the length of its format, which may contain any width.
+_STRFTIME: Final = 256
 
 
 class TooMuch(Exception):
@@ -348,6 +350,7 @@ def _raise_exception(message: Any) -> None:
 
 
 def _strftime_now(form: str) -> str:
+    charge(_STRFTIME * len(form))
     return datetime.now().strftime(form)
 
 

@@ -84,6 +84,7 @@ def test_template_that_waits_for_the_processor_is_not_stopped(monkeypatch: pytes
         "{{ 'x'.ljust(width=10 ** 10) }}",
         "{{ '\t'.expandtabs(10 ** 10) }}",
         "{{ (1).to_bytes(10 ** 10, 'big') }}",
+        "{{ strftime_now('%9999999Y' * 100000) }}",
     ],
 )
 def test_template_that_makes_too_much_text_is_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
