@@ -340,6 +340,12 @@ def test_effort_has_no_effect_without_a_template() -> None:
     assert refusal(read_chat, **ASKED, reasoning_effort="some").param == "reasoning_effort"
 
 
+@pytest.mark.parametrize(("others", "hint"), [(99, "; 'mesages' is not known here"), (100, "")])
+def test_missing_member_is_compared_with_the_first_hundred(others: int, hint: str) -> None:
+    fields = Fields({**{f"{index}": 1 for index in range(others)}, "mesages": []})
+    assert fields.missing("messages").message == f"'messages' is missing{hint}"
+
+
 def test_schema_whose_references_would_take_much_memory_is_refused() -> None:
     """A schema below long names has references as long as all of them together, and so has a reference to an anchor."""
     deep: Any = {"properties": {str(index): {} for index in range(1000)}}

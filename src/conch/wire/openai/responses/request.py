@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any, Final
 
@@ -129,8 +130,8 @@ def _chat_tools(tools: list[Any]) -> tuple[list[dict[str, Any]], dict[str, str]]
         for number, function in enumerate(inner):
             functions.append(_chat_tool(function, f"{path}.tools[{number}]"))
             namespaces[functions[-1]["function"]["name"]] = name
-    names = [function["function"]["name"] for function in functions]
-    twice = next((name for name in namespaces if names.count(name) > 1), None)
+    counts = Counter(function["function"]["name"] for function in functions)
+    twice = next((name for name in namespaces if counts[name] > 1), None)
     if twice is not None:
         raise ApiError(f"'tools' has two functions called '{clipped(twice)}': the model cannot choose one", "tools")
     return functions, namespaces
