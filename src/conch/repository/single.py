@@ -71,7 +71,7 @@ def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[
         version = repository / chosen / "1"
         version.mkdir(parents=True)
         if path.is_file() and path.suffix != ".gguf":
-            _link(path.resolve(), version, values)
+            _link(_absolute(path), version, values)
         else:
             source = checkpoint_source(model)
             (version / "model.json").write_text(json.dumps({"model": source, **values}) + "\n", encoding="utf-8")

@@ -211,6 +211,17 @@ def test_graph_is_linked_with_the_tensors_beside_it(started: list[Started], tmp_
     }
 
 
+def test_graph_in_the_cache_of_the_hub_is_a_link_whose_name_counts(started: list[Started], tmp_path: Path) -> None:
+    for blob, name in (("blob1", "net.onnx"), ("blob2", "net.onnx_data")):
+        (tmp_path / blob).touch()
+        (tmp_path / name).symlink_to(blob)
+
+    assert main(["serve", str(tmp_path / "net.onnx")]) == 0
+
+    assert started[0].name == "net"
+    assert started[0].files == {"model.onnx": tmp_path / "blob1", "net.onnx_data": tmp_path / "blob2"}
+
+
 def test_openvino_graph_is_linked_with_its_weights(
     started: list[Started], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
