@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import inf
 from typing import Any, Final
 
 from conch.measure.analyze.report.analysis import Analysis, RankedCandidate, traits_of
@@ -59,7 +60,7 @@ def _candidate(candidate: RankedCandidate) -> dict[str, Any]:
         "overrides": candidate.result.candidate.overrides,
         "satisfies_constraints": candidate.satisfied,
         "broken_constraints": list(candidate.broken),
-        "score": candidate.score or None,
+        "score": candidate.score if 0.0 < candidate.score < inf else None,  # JSON has no infinity
         "tied": candidate.tied,
         "best_load": candidate.point.load if candidate.point else None,
         "error": candidate.result.error,

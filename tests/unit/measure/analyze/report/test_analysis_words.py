@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from dataclasses import replace
+from math import inf
 
 import pytest
 from rich.console import Console
@@ -118,6 +119,14 @@ def test_a_run_without_a_valid_point_says_so_and_why() -> None:
     assert "m_config_default: the server did not start: port 8000 is taken." in lines
     assert "m_config_1: no request succeeded." in lines
     assert json.loads(files.json(nothing()))["best"] is None
+
+
+def test_the_json_has_no_score_that_json_lacks() -> None:
+    given = analysis()
+    endless = [replace(row, score=inf) for row in given.candidates]
+    text = files.json(replace(given, candidates=endless))
+    assert "Infinity" not in text
+    assert all(row["score"] is None for row in json.loads(text)["configurations"])
 
 
 def test_the_ranking_has_the_columns_of_model_analyzer() -> None:
