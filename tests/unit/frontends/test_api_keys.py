@@ -76,7 +76,8 @@ def test_changed_file_is_read_again_and_keys_stay_while_it_is_invalid(
     assert "k2" not in caplog.text
 
 
-def test_file_is_not_looked_at_for_each_request(tmp_path: Path) -> None:
+def test_file_is_not_looked_at_for_each_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_keys, "LOOK_SECONDS", 60.0)
     keys = read(tmp_path, "ada=k1\n")
     (tmp_path / "keys").write_text("bob=k1\n")
     assert keys.name_of(b"", b"k1") == "ada"
