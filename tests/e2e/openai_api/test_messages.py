@@ -32,7 +32,7 @@ def claude(server: ConchServer) -> Iterator[anthropic.Anthropic]:
 
 
 def connect(server: ConchServer, **options: Any) -> anthropic.Anthropic:
-    options = {"api_key": "any", "max_retries": 0, "timeout": 30, **options}
+    options = {"api_key": "any", "max_retries": 0, "timeout": 150, **options}
     return anthropic.Anthropic(base_url=f"http://{server.http}", **options)
 
 
