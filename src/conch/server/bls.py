@@ -39,12 +39,12 @@ class BlsModels:
         #: Loads that models requested during their own loads: the requested model and the requesting one.
         self._requests: list[tuple[str, str]] = []
 
-    def infer(self, request: InferRequest, decoupled: bool) -> None:
+    def infer(self, request: InferRequest, decoupled: bool, caller: str) -> None:
         name = request.model_name
         try:
             model = self._control.model(name, request.model_version)
         except LoadNeeded as needed:
-            self._wait(needed, request, decoupled)
+            self._wait(needed, request, decoupled, caller)
             return
         except ConchError:
             raise _not_ready(name) from None
@@ -56,7 +56,7 @@ class BlsModels:
             )
         model.run_step(request)
 
-    def _wait(self, needed: LoadNeeded, request: InferRequest, decoupled: bool) -> None:
+    def _wait(self, needed: LoadNeeded, request: InferRequest, decoupled: bool, caller: str) -> None:
         """Run a request when its model is loaded."""
         on_response = request.on_response  # a refused request releases it
 
@@ -65,14 +65,14 @@ class BlsModels:
             try:
                 if error is not None:
                     raise _not_ready(request.model_name)
-                self.infer(request, decoupled)
+                self.infer(request, decoupled, caller)
             except ConchError as refusal:
                 on_response(InferResponse(error=refusal))
             except Exception as failure:
                 LOG.exception("a request of a model to '%s' failed", request.model_name)
                 on_response(InferResponse(error=internal(error_text(failure))))
 
-        stop_waiting = needed.then(proceed, by_model=True)
+        stop_waiting = needed.then(proceed, caller=caller)
 
         def cancel(request: InferRequest) -> None:
             stop_waiting()

@@ -30,7 +30,7 @@ class FakeModels:
         self._loaded = set(models)
         self._on_mistake = on_mistake
 
-    def infer(self, request: InferRequest, decoupled: bool) -> None:
+    def infer(self, request: InferRequest, decoupled: bool, caller: str) -> None:
         name = request.model_name
         if name not in self._loaded:
             raise internal(f"Failed for execute the inference request. Model '{name}' is not ready.")

@@ -288,7 +288,7 @@ async def test_nothing_is_left_of_a_call_of_a_model(end: str) -> None:
     class Models:
         """Passes calls on to the one model, and notes what they bring."""
 
-        def infer(self, request: InferRequest, decoupled: bool) -> None:
+        def infer(self, request: InferRequest, decoupled: bool, caller: str) -> None:
             house.model.run_step(request)
 
     class Inputs:

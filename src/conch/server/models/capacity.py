@@ -64,7 +64,9 @@ class ModelUse(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """A request that waits for a model to be loaded; with ``by_model``, from a model.
+    """A request that waits for a model to be loaded.
+
+    ``caller`` is the model that sends it, empty if that is unknown; None for a request of a client.
 
     ``proceed`` is called with None when the model is loaded, or with an error. After the request is ``withdrawn``,
     ``proceed`` is not called, even if the decision has been made.
@@ -74,7 +76,7 @@ class Waiter:
     proceed: Callable[[ConchError | None], None]
     since: float
     deadline: float
-    by_model: bool = False
+    caller: str | None = None
     withdrawn: bool = False
 
 

@@ -2,10 +2,11 @@
 
 Owned by ``conch.server.models.on_demand``, which reports events to it and carries out its decisions. Models are loaded
 in the order of their first requests, and a model that does not fit blocks the models behind it, so that none starves. A
-model whose files are still being read, or that is still being unloaded, does not block others and keeps its position. A
-step of an ensemble that is being loaded also loads on its own if a request waits for it, so that it does not wait for
-the files of the ensemble or of other steps. Idle models are evicted, least recently used first. If none is idle, the
-model that was loaded first is evicted after its minimum time, when its requests have ended. Recent failures delay the
+model whose files are still being read, or that is still being unloaded, does not block others and keeps its position.
+Models that other models call come first, because their callers keep their capacity until the calls end. A step of an
+ensemble that is being loaded also loads on its own if a request waits for it, so that it does not wait for the files of
+the ensemble or of other steps. Idle models are evicted, least recently used first. If none is idle, the model that was
+loaded first is evicted after its minimum time, when its requests have ended. Recent failures delay the
 next attempt, and recent evictions of models that are needed again are reported as thrashing.
 """
 
@@ -179,10 +180,10 @@ class OnDemandPlanner:
         return refusal
 
     def ask(
-        self, name: str, proceed: Callable[[ConchError | None], None], now: float, *, by_model: bool = False
+        self, name: str, proceed: Callable[[ConchError | None], None], now: float, *, caller: str | None = None
     ) -> Waiter:
-        """Add a request, from a model if ``by_model``, that waits for a model that is not loaded."""
-        waiter = Waiter(name, proceed, now, now + self.limits.wait, by_model)
+        """Add a request that waits for a model that is not loaded; ``caller`` as for :class:`Waiter`."""
+        waiter = Waiter(name, proceed, now, now + self.limits.wait, caller)
         if self._closed:
             self._end(waiter, unavailable(self._closed), now)
         else:
@@ -332,14 +333,18 @@ class OnDemandPlanner:
 
     def _new_load(self, name: str) -> Load:
         """Return a load of a model that requests wait for."""
-        return Load(name, any(waiter.by_model for waiter in self._waiting[name]))
+        return Load(name, self._is_called(name))
+
+    def _is_called(self, name: str) -> bool:
+        """Whether a model waits for the model."""
+        return any(waiter.caller is not None for waiter in self._waiting[name])
 
     def _update_pending(self) -> None:
         """Update the pending loads: models with waiting requests that are not loading, in order of these requests."""
+        names = [name for name in self._waiting if self.phase(name) in (None, Phase.LEAVING)]
+        names.sort(key=self._is_called, reverse=True)
         self._pending_loads = {
-            name: self._pending_loads.get(name) or _PendingLoad(next(iter(waiting)).since)
-            for name, waiting in self._waiting.items()
-            if self.phase(name) in (None, Phase.LEAVING)
+            name: self._pending_loads.get(name) or _PendingLoad(next(iter(self._waiting[name])).since) for name in names
         }
 
     def wake_at(self, now: float) -> float | None:
@@ -370,7 +375,7 @@ class OnDemandPlanner:
         """Load a model that has waited since ``since``, or evict models for it.
 
         Returns False if the models behind it must wait. The models in ``passed`` are not evicted, because models ahead
-        of it, which do not wait for capacity, need them.
+        of it, which do not wait for capacity, need them; nor are its callers, which free no capacity while they wait.
         """
         refusal = self._never_fits(name, footprints)
         if refusal is not None:
@@ -388,8 +393,10 @@ class OnDemandPlanner:
                 self.counts.of(model).returns += self.thrashing.loads(model, now)
             self._decided.append(load)
             return True
+        callers = {waiter.caller for waiter in self._waiting[name] if waiter.caller}
+        leaving = total(self._residents[caller].footprint.capacity for caller in self._leaving_among(callers))
         turn_over = now >= since + self.limits.min_loaded
-        for model in self._choose(needed, {*footprints, *passed}, now, turn_over=turn_over):
+        for model in self._choose(needed.plus(leaving), {*footprints, *passed, *callers}, now, turn_over=turn_over):
             self._evict(model, f"to make room for '{name}'", now)
         return False
 

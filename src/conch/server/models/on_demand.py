@@ -61,18 +61,18 @@ class LoadNeeded(ConchError):
         self._name = name
         self._demand = demand
 
-    def then(self, proceed: Callable[[ConchError | None], None], *, by_model: bool = False) -> Callable[[], None]:
+    def then(self, proceed: Callable[[ConchError | None], None], *, caller: str | None = None) -> Callable[[], None]:
         """Call ``proceed`` once when the model serves, or with the error; returns a function to stop waiting.
 
-        Without an error, ``proceed`` can repeat the call that raised this. ``by_model``: the request comes from a
-        model, which may itself be loading.
+        Without an error, ``proceed`` can repeat the call that raised this. ``caller`` is the model that sends the
+        request, empty if that is unknown; it may itself be loading.
         """
-        return self._demand.wait(self._name, proceed, by_model=by_model)
+        return self._demand.wait(self._name, proceed, caller=caller)
 
-    async def wait(self, *, by_model: bool = False) -> None:
-        """Wait until the model is loaded; raises the error of a failed load. ``by_model`` as for :meth:`then`."""
+    async def wait(self, *, caller: str | None = None) -> None:
+        """Wait until the model is loaded; raises the error of a failed load. ``caller`` as for :meth:`then`."""
         ended: asyncio.Future[ConchError | None] = asyncio.get_running_loop().create_future()
-        stop_waiting = self.then(lambda error: None if ended.done() else ended.set_result(error), by_model=by_model)
+        stop_waiting = self.then(lambda error: None if ended.done() else ended.set_result(error), caller=caller)
         try:
             error = await ended
         finally:
@@ -186,10 +186,10 @@ class OnDemand:
         return self.planner.refusal(name, self._clock()) or LoadNeeded(name, self)
 
     def wait(
-        self, name: str, proceed: Callable[[ConchError | None], None], *, by_model: bool = False
+        self, name: str, proceed: Callable[[ConchError | None], None], *, caller: str | None = None
     ) -> Callable[[], None]:
         """Call ``proceed`` when the model serves, or with the error; returns a function to stop waiting."""
-        waiter = self.planner.ask(name, proceed, self._clock(), by_model=by_model)
+        waiter = self.planner.ask(name, proceed, self._clock(), caller=caller)
         self._schedule()
         return partial(self._withdraw, waiter)
 
@@ -218,7 +218,7 @@ class OnDemand:
             raise refusal
         joined = self.planner.phase(name) is Phase.LOADING  # a load that may have read older files
         try:
-            await LoadNeeded(name, self).wait(by_model=by_model)
+            await LoadNeeded(name, self).wait(caller="" if by_model else None)
         except ConchError:
             failed = self.planner.back_off.refusal(name, self._clock()) is not None
             if not (joined and failed):

@@ -82,8 +82,8 @@ LOG = logging.getLogger("conch")
 class BlsServer(Protocol):
     """The server's interface for BLS calls; implemented by :class:`conch.server.bls.BlsModels`."""
 
-    def infer(self, request: InferRequest, decoupled: bool) -> None:
-        """Accept a request from a model; raises ConchError if it is refused."""
+    def infer(self, request: InferRequest, decoupled: bool, caller: str) -> None:
+        """Accept a request from the model ``caller``; raises ConchError if it is refused."""
 
     def is_ready(self, name: str, version: int) -> bool: ...
 
@@ -166,7 +166,7 @@ class BlsHandler:
                 )
             if "trace" in header:
                 self._trace(request, header["trace"])
-            self._models.infer(request, decoupled)
+            self._models.infer(request, decoupled, self._caller)
         except ConchError as error:
             message = f"Model {request.model_name} - Error when running inference: {error.public}"
             self._respond(number, InferResponse(error=internal(message)))

@@ -383,7 +383,7 @@ async def test_what_waits_is_refused_when_the_server_stops() -> None:
 async def test_request_of_a_model_waits_for_the_model_that_it_calls() -> None:
     market = Market(ONE)
     models, answers = BlsModels(market), Answers()  # type: ignore[arg-type]
-    models.infer(InferRequest("a", {"x": WireTensor("x", "FP32", (1,), bytes(4))}, answers), False)
+    models.infer(InferRequest("a", {"x": WireTensor("x", "FP32", (1,), bytes(4))}, answers), False, "caller")
     await asyncio.sleep(1.5)
     assert market.running("a") == 1
     market.answer("a")
@@ -404,12 +404,32 @@ async def test_load_after_a_model_stopped_waiting_for_it_takes_a_load_slot_again
     await market.load("a")
     market.submit("a")  # busy: no other model fits
     request = InferRequest("b", {"x": WireTensor("x", "FP32", (1,), bytes(4))}, Answers())
-    BlsModels(market).infer(request, False)  # type: ignore[arg-type]
+    BlsModels(market).infer(request, False, "caller")  # type: ignore[arg-type]
     await settle()
     request.cancel()
     market.answer("a")
     await market.load("b")
     assert market.lifecycle.log[-1] == "load b" and market.lifecycle.by_model == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+@fake_clock
+async def test_model_that_a_loaded_model_calls_comes_before_those_that_wait_for_more_capacity(late: bool) -> None:
+    market = Market(TWO)
+    market.footprints.step_models["e"] = ["a", "b"]
+    await market.load("caller", "idle")
+    calling = market.submit("caller")
+    market.submit("e")
+    await asyncio.sleep(15 if late else 0)  # late: the caller already leaves, to make room for the ensemble
+    answers = Answers()
+    request = InferRequest("c", {"x": WireTensor("x", "FP32", (1,), bytes(4))}, answers)
+    BlsModels(market).infer(request, False, "caller")  # type: ignore[arg-type]
+    await asyncio.sleep(15)
+    assert market.running("c") == 1 and calling.refused is None
+    request.fail(ConchError("answered"))
+    calling.request.fail(ConchError("answered"))
+    await asyncio.sleep(25)
+    assert market.running("e") == 1
 
 
 @fake_clock
@@ -418,7 +438,7 @@ async def test_request_of_a_model_that_is_cancelled_waits_no_longer() -> None:
     market.lifecycle.seconds = 30
     answers = Answers()
     request = InferRequest("a", {"x": WireTensor("x", "FP32", (1,), bytes(4))}, answers)
-    BlsModels(market).infer(request, False)  # type: ignore[arg-type]
+    BlsModels(market).infer(request, False, "caller")  # type: ignore[arg-type]
     request.cancel()
     assert answers.error is not None and answers.error.code is Code.CANCELLED
     assert market.demand.planner.waiting() == 0
@@ -429,7 +449,7 @@ async def test_request_of_a_model_to_one_that_cannot_be_loaded_fails() -> None:
     market = Market(ONE)
     market.lifecycle.broken.add("a")
     answers = Answers()
-    BlsModels(market).infer(InferRequest("a", {}, answers), False)  # type: ignore[arg-type]
+    BlsModels(market).infer(InferRequest("a", {}, answers), False, "caller")  # type: ignore[arg-type]
     await asyncio.sleep(1.5)
     assert answers.error is not None
     assert answers.error.message == "Failed for execute the inference request. Model 'a' is not ready."
@@ -439,7 +459,7 @@ async def test_request_of_a_model_to_one_that_cannot_be_loaded_fails() -> None:
 async def test_request_of_a_model_that_is_refused_after_the_load_fails() -> None:
     market = Market(ONE)
     answers = Answers()
-    BlsModels(market).infer(InferRequest("a", {}, answers), False)  # type: ignore[arg-type]
+    BlsModels(market).infer(InferRequest("a", {}, answers), False, "caller")  # type: ignore[arg-type]
     await asyncio.sleep(1.5)
     assert answers.finals == 1
     assert answers.error is not None and "expected 1 inputs but got 0" in answers.error.message
@@ -449,7 +469,7 @@ async def test_request_of_a_model_that_is_refused_after_the_load_fails() -> None
 async def test_request_of_a_model_that_fails_unexpectedly_after_the_load_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     market = Market(ONE)
     answers = Answers()
-    BlsModels(market).infer(InferRequest("a", {}, answers), False)  # type: ignore[arg-type]
+    BlsModels(market).infer(InferRequest("a", {}, answers), False, "caller")  # type: ignore[arg-type]
 
     def broken(name: str, version: int = -1) -> Model:
         raise RuntimeError("a bug")

@@ -26,7 +26,7 @@ class Models:
         self.loads: list[tuple[str, Mapping[str, object], str]] = []
         self.error: ConchError | None = None
 
-    def infer(self, request: InferRequest, decoupled: bool) -> None:
+    def infer(self, request: InferRequest, decoupled: bool, caller: str) -> None:
         if self.error is not None:
             raise self.error
         self.requests.append(request)
