@@ -9,7 +9,7 @@ from conch.core.inference import ModelSignature
 from conch.core.sampling.parameters import MAX_LOGPROBS, MAX_SAMPLES, SUFFIX
 from conch.core.sampling.values import INT32
 from conch.core.tensors import WireTensor
-from conch.wire.openai.inputs import generation_inputs
+from conch.wire.openai.inputs import generation_inputs, text_tensor, token_tensor
 from conch.wire.openai.models import PROMPT, TOKEN_IDS
 from conch.wire.openai.reading import ApiError, Fields, wrong
 from conch.wire.openai.response import (
@@ -61,18 +61,24 @@ class CompletionRequest(Decoding):
         if self.suffix and SUFFIX not in signature.inputs:
             raise ApiError(f"model '{signature.name}' has no input for '{SUFFIX}'", SUFFIX)
         suffix = {SUFFIX: self.suffix.encode()} if self.suffix else {}
-        return [
-            generation_inputs(
+        # All inputs but the prompt are the same for all texts, and for all lists of token ids.
+        common = {
+            is_text: generation_inputs(
                 signature,
-                suffix | ({PROMPT: prompt.encode()} if isinstance(prompt, str) else {}),
+                suffix,
                 self.sampling,
                 stream=self.stream,
-                tokens=None if isinstance(prompt, str) else prompt,
-                echo=self.echo and not isinstance(prompt, str),
+                echo=self.echo and not is_text,
                 logprobs=self.logprobs,
                 prompt_logprobs=self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs,
                 token_ids=self.token_ids,
             )
+            for is_text in {isinstance(prompt, str) for prompt in self.prompts}
+        }
+        return [
+            {**common[True], PROMPT: text_tensor(signature, PROMPT, [prompt.encode()])}
+            if isinstance(prompt, str)
+            else {**common[False], TOKEN_IDS: token_tensor(signature, prompt)}
             for prompt in self.prompts
         ]
 

@@ -54,7 +54,6 @@ def generation_inputs(
     sampling: dict[str, Any],
     *,
     stream: bool,
-    tokens: list[int] | None = None,
     echo: bool = False,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
@@ -65,7 +64,7 @@ def generation_inputs(
 ) -> dict[str, WireTensor]:
     """Return all inputs of a request: the ``texts`` by input name, and those for the client's parameters.
 
-    ``tokens``: a prompt as token ids. ``echo``: the text of the response begins with the prompt.
+    ``echo``: the text of the response begins with the prompt.
     ``marks``: the marks of the output format stay in the text, if the model has an input for it.
     ``drop_oldest``: the oldest messages are dropped until the prompt fits.
     ``tokenize_only``: a model with this input only counts the tokens of the prompt.
@@ -103,10 +102,6 @@ def generation_inputs(
         if DROP_OLDEST not in declared:
             raise ApiError(f"model '{signature.name}' does not drop messages: send fewer items", "truncation")
         values[DROP_OLDEST] = [True]
-    if tokens is not None:
-        if TOKEN_IDS not in declared:
-            raise ApiError(f"model '{signature.name}' takes texts, not token ids", "prompt")
-        values[TOKEN_IDS] = tokens
     for name in _DETAILS:
         if name in declared:
             values[name] = [True]
@@ -148,6 +143,13 @@ def text_tensor(signature: ModelSignature, name: str, texts: list[bytes]) -> Wir
     """Return texts as a BYTES tensor; each is a row if the model batches."""
     count = len(texts)
     return WireTensor(name, "BYTES", _shape(signature, name, count, rows=True), pack_bytes(texts), count)
+
+
+def token_tensor(signature: ModelSignature, tokens: list[int]) -> WireTensor:
+    """Return the ids of a prompt. Raises ApiError for a model that takes only texts."""
+    if TOKEN_IDS not in signature.inputs:
+        raise ApiError(f"model '{signature.name}' takes texts, not token ids", "prompt")
+    return _tensor(signature, TOKEN_IDS, tokens)
 
 
 def _separately(signature: ModelSignature, sampling: dict[str, Any], values: dict[str, list[Any]]) -> None:
