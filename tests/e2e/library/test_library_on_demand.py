@@ -108,13 +108,13 @@ def test_unload_continues_after_the_timeout_of_its_call(repository: Path, hangin
 
 async def test_calls_of_coroutines_wait_for_their_models(repository: Path) -> None:
     async with conch.AsyncServer(**options(repository)) as server:
-        assert np.array_equal((await server.infer("a", {"x": [1]}))["y"], [2])
-        assert [result["y"].tolist() async for result in server.infer_stream("b", {"x": [1]})] == [[2]]
         with pytest.raises(ConchError, match=r"model 'a' was not loaded within 0\.01 s"):
             await server.infer("a", {"x": [1]}, timeout=0.01)
         stream = server.infer_stream("b", {"x": [1]}, timeout=0.01)
         with pytest.raises(ConchError, match=r"the model was not loaded within 0\.01 s"):
             await anext(stream)
+        assert np.array_equal((await server.infer("a", {"x": [1]}))["y"], [2])
+        assert [result["y"].tolist() async for result in server.infer_stream("b", {"x": [1]})] == [[2]]
         with pytest.raises(ConchError, match="unknown model: 'nobody'"):
             await anext(server.infer_stream("nobody", {"x": [1]}))
 
