@@ -85,12 +85,12 @@ class BlsClient:
 
 
 class BlsCall:
-    """One call: the received responses, and the coroutine that waits for the next one.
+    """One call: the received responses, and the coroutines that wait for the next ones.
 
     Only code that waits for responses holds a reference; if the last reference is dropped early, the call is cancelled.
     """
 
-    __slots__ = ("__weakref__", "_calls", "_ended", "_lock", "_responses", "_waiter", "number")
+    __slots__ = ("__weakref__", "_calls", "_ended", "_lock", "_responses", "_waiters", "number")
 
     def __init__(self, calls: BlsClient, number: int) -> None:
         self.number = number
@@ -98,7 +98,7 @@ class BlsCall:
         self._responses: deque[ResponseAndFinal] = deque()
         self._ended = False
         self._lock = threading.Lock()
-        self._waiter: tuple[asyncio.Future[Any], Callable[[ResponseAndFinal], Any]] | None = None
+        self._waiters: deque[tuple[asyncio.Future[Any], Callable[[ResponseAndFinal], Any]]] = deque()
 
     def __del__(self) -> None:
         if not self._ended:
@@ -127,7 +127,7 @@ class BlsCall:
         with self._lock:
             arrived = self._responses.popleft() if self._responses else None
             if arrived is None:
-                self._waiter = future, convert
+                self._waiters.append((future, convert))
         if arrived is not None:
             future.set_result(convert(arrived))
         else:
@@ -136,36 +136,38 @@ class BlsCall:
         return future
 
     def add(self, response: InferenceResponse, final: bool) -> None:
-        """Keep a response for the waiting coroutine, or for the next caller."""
+        """Keep a response for the next waiting coroutine, or for the next caller."""
         with self._lock:
             self._ended = self._ended or final
+            before = len(self._responses)
             self._responses.append((response, final))
-            waiter, self._waiter = self._waiter, None
-        if waiter is None:
+            future = self._waiters[before][0] if before < len(self._waiters) else None
+        if future is None:
             return
-        self._calls.expect_no_more(waiter[0])
+        self._calls.expect_no_more(future)
         try:
-            waiter[0].get_loop().call_soon_threadsafe(self._deliver, *waiter)
+            future.get_loop().call_soon_threadsafe(self._deliver)
         except RuntimeError:  # the event loop is closed
             pass
 
-    def _deliver(self, future: asyncio.Future[Any], convert: Callable[[ResponseAndFinal], Any]) -> None:
-        with self._lock:
-            if future.done():  # it was cancelled; the next caller gets the response
-                return
-            response = self._responses.popleft() if self._responses else None
-            if response is None:  # another caller has taken it
-                self._waiter = future, convert
-        if response is not None:
+    def _deliver(self) -> None:
+        """Give the responses that nobody has taken to the waiting coroutines, in order; runs in their event loop."""
+        while True:
+            with self._lock:
+                while self._waiters and self._waiters[0][0].done():  # it was cancelled
+                    self._waiters.popleft()
+                if not self._waiters or not self._responses:
+                    break
+                future, convert = self._waiters.popleft()
+                response = self._responses.popleft()
             future.set_result(convert(response))
-        else:
+        for future, _ in list(self._waiters):  # another caller may have taken a response that one of them expected
             self._calls.expect(future)
 
     def _forget(self, future: asyncio.Future[Any]) -> None:
         """Stop waiting for a future that is done or cancelled."""
         with self._lock:
-            if self._waiter is not None and self._waiter[0] is future:
-                self._waiter = None
+            self._waiters = deque(waiter for waiter in self._waiters if waiter[0] is not future)
         self._calls.expect_no_more(future)
 
 

@@ -183,6 +183,21 @@ def test_response_to_a_coroutine_that_gives_up_goes_to_the_next_one() -> None:
     asyncio.run(model())
 
 
+def test_coroutines_that_wait_for_one_call_get_its_responses_in_order() -> None:
+    async def model() -> None:
+        call = BlsClient(SilentChannel()).start({})  # type: ignore[arg-type]
+        first, second = (call.next_later(lambda item: item[0]) for _ in range(2))
+        responses = [InferenceResponse() for _ in range(3)]
+        call.add(responses[0], False)
+        third = call.next_later(lambda item: item[0])  # takes the response before the first coroutine gets it
+        call.add(responses[1], False)
+        call.add(responses[2], True)
+        waiting = asyncio.gather(third, first, second)
+        assert await asyncio.wait_for(waiting, 60) == responses
+
+    asyncio.run(model())
+
+
 def test_iterator_that_is_dropped_cancels_the_call(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     worker.submit("""
