@@ -143,7 +143,7 @@ def test_conversion_killed_in_the_middle_leaves_nothing_to_load(checkpoint: Path
     command = [str(CONCH), "convert", "-m", str(checkpoint), "-o", str(tmp_path), "--name", "m", "--backend", "onnx"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        eventually(lambda: any(tmp_path.glob(".*/built/*")), "something is built", timeout=60)
+        eventually(lambda: any(tmp_path.glob(".*/built/*")), "something is built", timeout=150)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
