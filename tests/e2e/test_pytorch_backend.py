@@ -16,6 +16,9 @@ from tests.conformance.raw import get, post, tensor
 from tests.servers import ConchServer
 from tests.torch_programs import Accumulate, Shout, classifier, save_exported, save_script
 
+#: Its server compiles a program for a minute, on a busy machine for several.
+pytestmark = pytest.mark.timeout(400)
+
 #: As in the tutorial of Triton's backend: the file's tensors are numbered.
 CONFIG = """
 platform: "pytorch_libtorch"

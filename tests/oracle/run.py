@@ -174,7 +174,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_until_ready(
-    address: str, process: subprocess.Popen[bytes], timeout: float = 120, scheme: str = "http"
+    address: str, process: subprocess.Popen[bytes], timeout: float = 300, scheme: str = "http"
 ) -> None:
     """Wait until ``/v2/health/ready`` returns 200; raises if the process ends or the timeout passes before.
 
