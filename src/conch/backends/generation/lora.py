@@ -100,7 +100,7 @@ class _Scales:
 
     alpha: float | None = None
     root: bool = False
-    alphas: Mapping[str, float] = field(default_factory=dict)
+    alphas: Mapping[re.Pattern[str], float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path) -> _Scales:
@@ -110,17 +110,20 @@ class _Scales:
             return cls()
         try:
             config = json.loads(beside.read_text())
-            alphas = {str(name): float(alpha) for name, alpha in (config.get("alpha_pattern") or {}).items()}
+            patterns = (config.get("alpha_pattern") or {}).items()
+            alphas = {re.compile(rf"(?:.*\.)?{name}"): float(alpha) for name, alpha in patterns}
             scales = cls(float(config["lora_alpha"]), bool(config.get("use_rslora")), alphas)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise invalid(f"LoRA adapter {file.parent}: adapter_config.json must have a number 'lora_alpha'") from None
+        except re.error as error:
+            raise invalid(f"LoRA adapter {file.parent}: alpha_pattern has an invalid expression: {error}") from None
         for key in _UNSUPPORTED:
             if config.get(key):
                 raise invalid(f"LoRA adapter {file.parent}: {key} is not supported")
         return scales
 
     def of(self, layer: str, rank: int) -> float:
-        alpha = next((value for name, value in self.alphas.items() if re.fullmatch(rf"(?:.*\.)?{name}", layer)), None)
+        alpha = next((value for name, value in self.alphas.items() if name.fullmatch(layer)), None)
         alpha = self.alpha if alpha is None else alpha
         return 1.0 if alpha is None else alpha / (math.sqrt(rank) if self.root else rank)
 

@@ -46,7 +46,8 @@ def check_files(paths: Mapping[str, Path | None]) -> None:
             raise invalid(f"{flag} {path}: is a folder")
         if not folder.is_dir():
             raise invalid(f"{flag} {path}: the folder {folder} does not exist")
-        if not os.access(path if path.exists() else folder, os.W_OK):
+        # A file is replaced by one that is written beside it.
+        if not os.access(path if path.exists() and not path.is_file() else path.resolve().parent, os.W_OK):
             raise invalid(f"{flag} {path}: cannot be written: permission denied")
 
 

@@ -155,6 +155,16 @@ def test_files_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_existing_file_cannot_be_replaced_in_a_folder_that_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").touch()
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)  # root may write everywhere
+    with pytest.raises(ConchError, match=r"-f .*a\.csv: cannot be written: permission denied"):
+        check_files({"-f": tmp_path / "a.csv"})
+    check_files({"-f": Path("/dev/null")})
+
+
 def test_gradients_of_pictures_have_names_of_their_own() -> None:
     """The charts that a script draws call theirs as pictures do, which are not shown then."""
 

@@ -240,6 +240,7 @@ def test_adapters_of_several_ranks_share_the_weights(directory: Path, module: An
         ({"lm_head.lora_A": (4, 64), "lm_head.lora_B": (99, 4)}, {}, "the matrices of 'lm_head' have a different size"),
         ({}, {"use_dora": True}, "use_dora is not supported"),
         ({}, {"lora_alpha": None}, "must have a number 'lora_alpha'"),
+        ({}, {"alpha_pattern": {"lm_(head": 4}}, "alpha_pattern has an invalid expression: missing \\)"),
     ],
 )
 def test_adapters_that_do_not_fit_are_refused(
