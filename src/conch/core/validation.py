@@ -108,7 +108,9 @@ def _check_tensor(signature: ModelSignature, request: InferRequest, spec: Tensor
     if spec.reshape is not None:
         variable = iter([size for size, dim in zip(dims, spec.dims, strict=True) if dim == -1])
         batch = shape[:1] if signature.max_batch_size > 0 else ()
-        tensor.shape = (*batch, *(next(variable) if dim == -1 else dim for dim in spec.reshape))
+        reshaped = (*batch, *(next(variable) if dim == -1 else dim for dim in spec.reshape))
+        # Other requests may share the tensor.
+        request.inputs[name] = WireTensor(name, tensor.datatype, reshaped, tensor.data, tensor.elements)
 
 
 def _fits(dims: tuple[int, ...], expected: tuple[int, ...]) -> bool:

@@ -182,6 +182,13 @@ def test_model_sees_the_reshaped_input(
     assert validate(model, tensor("A", given)).inputs["A"].shape == seen
 
 
+def test_requests_may_share_an_input_that_is_reshaped() -> None:
+    model = signature(TensorSpec("A", "INT32", (1,), reshape=()), max_batch_size=2)
+    shared = tensor("A", (1, 1))
+    for _ in range(2):
+        assert validate(model, shared).inputs["A"].shape == (1,)
+
+
 TWO = pack_bytes([b"a", b"bc"])
 
 
