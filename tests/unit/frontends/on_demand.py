@@ -23,7 +23,7 @@ class LateModels:
         return self._find(name, version)
 
     def wait(
-        self, name: str, proceed: Callable[[ConchError | None], None], *, by_model: bool = False
+        self, name: str, proceed: Callable[[ConchError | None], None], *, caller: str | None = None
     ) -> Callable[[], None]:
         entry = (name, proceed)
         self.waiting.append(entry)
