@@ -76,11 +76,11 @@ class _TypesReader:
     def types(self, value: Any, depth: int = 0) -> list[str]:
         if type(value) is not dict or depth > _DEPTH:
             return []
-        place = id(value), depth
-        if place not in self._known:
-            # Other names, of which a client may invent any number, allow all types.
-            self._known[place] = [name for name in dict.fromkeys(self._read(value, depth)) if name in _NAMES]
-        return self._known[place]
+        key = id(value), depth
+        if key not in self._known:
+            # Names that JSON Schema does not have allow all types; there may be any number of them.
+            self._known[key] = [name for name in dict.fromkeys(self._read(value, depth)) if name in _NAMES]
+        return self._known[key]
 
     def _read(self, value: dict[str, Any], depth: int) -> list[str]:
         if type(kind := value.get("type")) is str:
